@@ -1,0 +1,57 @@
+# calserve: every job has a target. `make serve` and `make test` need Python 3.11+, make and a package index.
+PYTHON ?= python3
+VENV   ?= .venv
+MODELS ?= models
+MODEL  ?= smollm2-135m
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+ARGS   ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help serve test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make serve   install, fetch and pack the default model, serve it (HOST=$(HOST) PORT=$(PORT))"
+	@echo "make test    set up and run the whole suite"
+	@echo "make lint    format check, lint, strict types"
+	@echo "make bench   served against raw loop and peers, one interleaved run"
+	@echo "make clean   remove the environment and caches (models/ stays)"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "calserve needs Python 3.11 or newer; set PYTHON="; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "could not make $(VENV); on Debian install python3-venv"; exit 1; }
+
+# Stamps hold what is installed, so that a second start installs and fetches nothing.
+$(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
+	$(PIP) install -q -e '.[pack]'
+	@touch $@
+
+$(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
+	$(PIP) install -q -e '.[pack,test,lint]'
+	@touch $@ $(VENV)/.serve-stamp
+
+$(MODELS)/$(MODEL)/checksums.sha256: | $(VENV)/.serve-stamp
+	$(BIN)/calserve pack "$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources)" -o $(MODELS)/$(MODEL)
+
+serve: $(VENV)/.serve-stamp $(MODELS)/$(MODEL)/checksums.sha256
+	@exec $(BIN)/calserve serve --model $(MODELS)/$(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+# Fast tests first; slow ones only when those passed.
+test: $(VENV)/.test-stamp lint
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.test-stamp
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+
+bench: $(VENV)/.test-stamp $(MODELS)/$(MODEL)/checksums.sha256
+	$(BIN)/python -m calserve.bench --model $(MODELS)/$(MODEL) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
