@@ -1,0 +1,191 @@
+"""The engine: facts in, orders out. The only writer of everything in `core`.
+
+Owns: the sessions (through the supervisor), which request lives where, the counters. Must not know: clocks,
+threads, tokens, boards. Life: events at rising times go into `handle`, its commands are carried out in order,
+and when `next_deadline_ns` comes a Tick goes in. The same events at the same times give the same commands.
+"""
+
+from __future__ import annotations
+
+from calserve.core import invariants
+from calserve.core.commands import Command
+from calserve.core.config import SchedulerConfig
+from calserve.core.events import (
+    Cancel,
+    ClientStalled,
+    Configured,
+    Event,
+    JobDone,
+    JobFailed,
+    JobOverdue,
+    JobSubmitted,
+    KvReleased,
+    Load,
+    PrepareFailed,
+    Released,
+    ResetDone,
+    Shutdown,
+    Submit,
+    Tick,
+    Unload,
+    Validated,
+    Warmed,
+)
+from calserve.core.faults import FAULT_RULES, Aftermath
+from calserve.core.flight import Job
+from calserve.core.outbox import Outbox
+from calserve.core.outcomes import FaultClass, FinishReason, Refusal, RefusalKind, Usage
+from calserve.core.session import Session
+from calserve.core.snapshot import EngineSnapshot
+from calserve.core.supervisor import Supervisor
+from calserve.core.views import session_view
+
+JobEvent = JobSubmitted | PrepareFailed | JobDone | JobFailed | JobOverdue
+
+
+class Engine:
+    """Invariants: I1-I9 of the design, see `check_invariants`. One caller, one thread."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._out = Outbox()
+        self._jobs = 0
+        self._now_ns = 0
+        self.supervisor = Supervisor(config, self._out, self._next_job)
+
+    def _next_job(self) -> int:
+        self._jobs += 1
+        return self._jobs
+
+    # --- the contract -----------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take one fact at `now_ns` (never before the last one). Returns orders, SubmitJob first."""
+        if now_ns < self._now_ns:
+            raise ValueError(f"time went back from {self._now_ns} to {now_ns}")
+        self._now_ns = now_ns
+        sessions = self.supervisor.sessions.values()
+        for session in sessions:
+            session.expire(now_ns)
+        if self.supervisor.has_exited and not isinstance(event, Submit):
+            self._out.count("events_after_exit")
+            return self._out.take()
+        self._dispatch(event, now_ns)
+        if not self.supervisor.has_exited:
+            for session in sessions:
+                session.advance(now_ns)
+            self.supervisor.conclude(now_ns)
+        return self._out.take()
+
+    def next_deadline_ns(self) -> int | None:
+        """When a Tick is due, or None. May be in the past only until that Tick."""
+        return self.supervisor.next_deadline_ns()
+
+    def check_invariants(self) -> None:
+        """Full scan; raises AssertionError naming the invariant. Call between `handle` calls."""
+        invariants.check(self.supervisor, self._out.counters, self._now_ns)
+
+    def snapshot(self, now_ns: int) -> EngineSnapshot:
+        views = tuple(session_view(s, now_ns) for s in self.supervisor.sessions.values())
+        return EngineSnapshot(views, dict(self._out.counters))
+
+    # --- routing ----------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: Event, now_ns: int) -> None:
+        match event:
+            case JobDone() | JobFailed() | JobSubmitted() | PrepareFailed() | JobOverdue():
+                self._on_job_event(event, now_ns)
+            case Submit():
+                self._on_submit(event, now_ns)
+            case Cancel() | ClientStalled():
+                self._on_cancel(event.request)
+            case Tick():
+                pass
+            case _:
+                self._on_lifecycle(event, now_ns)
+
+    def _on_lifecycle(self, event: Event, now_ns: int) -> None:
+        match event:
+            case Load():
+                self.supervisor.load(event, now_ns)
+            case Unload():
+                self.supervisor.unload(event, now_ns)
+            case Shutdown():
+                self.supervisor.shutdown(event, now_ns)
+            case ResetDone():
+                self.supervisor.reset_done(event)
+            case KvReleased() | Validated() | Configured() | Warmed() | Released():
+                self._on_session_event(event)
+            case _:
+                raise TypeError(f"not an event: {event!r}")
+
+    def _on_session_event(self, event: KvReleased | Validated | Configured | Warmed | Released) -> None:
+        session = self.supervisor.sessions.get(event.session)
+        match event, session:
+            case _, None:
+                self._out.count("stale_events")
+            case KvReleased(), Session() as found:
+                found.worker.kv_released()
+            case Validated() as answer, Session() as found:
+                found.validated(answer)
+            case Configured() as answer, Session() as found:
+                found.configured(answer)
+            case Warmed() as answer, Session() as found:
+                found.warmed(answer)
+            case Released() as answer, Session() as found:
+                found.released(answer)
+
+    # --- requests ---------------------------------------------------------------------------------------
+
+    def _on_submit(self, event: Submit, now_ns: int) -> None:
+        if any(event.request in s.worker.requests for s in self.supervisor.sessions.values()):
+            # ending it would end the first one's stream; the caller broke the uniqueness of names
+            self._out.count("duplicate_submits")
+            return
+        self._out.count("submitted")
+        target = self.supervisor.route(event.model)
+        if isinstance(target, RefusalKind):
+            usage = Usage(max(0, event.prompt_tokens), 0)
+            self._out.finish(event.request, FinishReason.REFUSED, usage, refusal=Refusal(target))
+        else:
+            target.worker.accept(event, now_ns)
+
+    def _on_cancel(self, request: str) -> None:
+        if not any(session.worker.cancel(request) for session in self.supervisor.sessions.values()):
+            self._out.count("unknown_cancels")
+
+    # --- jobs -------------------------------------------------------------------------------------------
+
+    def _on_job_event(self, event: JobEvent, now_ns: int) -> None:
+        session = self.supervisor.of_generation(event.generation)
+        job = session.worker.find_job(event.job) if session is not None else None
+        if session is None or job is None:
+            late = isinstance(event, JobDone | JobFailed)
+            self._out.count("stale_completions" if late else "stale_events")
+            return
+        match event:
+            case JobDone():
+                suspect = session.worker.job_done(job, event.rows, now_ns)
+                session.job_returned()
+                if suspect is not None:
+                    # seed 003, FI10: the generation is isolated and its goldens run again
+                    session.fault(suspect, Aftermath.DRAIN_AND_RECOVER, now_ns)
+            case JobSubmitted():
+                session.worker.job_submitted(job)
+            case JobOverdue():
+                job.is_overdue = True
+                session.job_overdue(now_ns)
+            case JobFailed() | PrepareFailed():
+                self._on_job_fault(session, job, event, now_ns)
+
+    def _on_job_fault(self, session: Session, job: Job, event: JobFailed | PrepareFailed, now_ns: int) -> None:
+        failure = event.failure
+        then = FAULT_RULES[failure.fault].then
+        self._out.count("faults_" + failure.fault.value)
+        if isinstance(event, JobFailed):
+            session.worker.job_failed(job, failure)
+        elif session.worker.job_unstarted(job, failure, now_ns):
+            then = Aftermath.RECOVER
+        session.job_returned()
+        if then is Aftermath.RECOVER and failure.fault is FaultClass.TRANSIENT:
+            self._out.count("retries_exhausted")
+        session.fault(failure, then, now_ns)

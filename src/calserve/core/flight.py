@@ -1,0 +1,176 @@
+"""Jobs in flight of one session.
+
+Owns: job records from plan to retirement, banks, execution deadlines, the KV transactions of their rows. Must
+not know: queues, fairness, what becomes of a request; the worker acts on what `retire` hands back.
+
+Life of a job: `launch` opens a transaction per row and hands the spec out; `submitted` when the board took it;
+`retire` when it came back, or when it never reached the device. Which row is whose is fixed at launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from calserve.core.config import SchedulerConfig
+from calserve.core.job import Bank, JobSpec, Row
+from calserve.core.kv import KvLedger, KvTransaction
+from calserve.core.plan import Plan
+from calserve.core.request import Request
+from calserve.core.shape import Shape
+from calserve.core.states import JOB_STEPS, JobEvent, JobState, KvTxnState, step
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """decodes: the first so many rows are decodes. expected_ns: 0 where nothing was measured."""
+
+    spec: JobSpec
+    rows: list[tuple[Request, KvTransaction]]
+    decodes: int
+    prefill_tokens: int
+    padding: int  # rows the board runs for nobody
+    started_ns: int
+    expected_ns: int
+    state: JobState = JobState.CREATED
+    is_overdue: bool = False
+
+    def move(self, event: JobEvent) -> None:
+        self.state = step(JOB_STEPS, self.state, event)
+
+    def is_row_live(self, index: int) -> bool:
+        """Whether the row's request still holds the lane it was submitted with."""
+        request, txn = self.rows[index]
+        return request.lane is txn.lane
+
+
+class Flight:
+    """Invariants: len(jobs) <= the proven number; a lane is in at most one job."""
+
+    __slots__ = ("_config", "_generation", "_ledger", "_numbers", "_session", "_shape", "jobs")
+
+    def __init__(
+        self,
+        session: str,
+        generation: int,
+        config: SchedulerConfig,
+        shape: Shape,
+        ledger: KvLedger,
+        numbers: Callable[[], int],
+    ) -> None:
+        self._session = session
+        self._generation = generation
+        self._config = config
+        self._shape = shape
+        self._ledger = ledger
+        self._numbers = numbers
+        self.jobs: dict[int, Job] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.jobs) >= self._shape.max_in_flight
+
+    def launch(self, plan: Plan, now_ns: int) -> Job:
+        """Give the plan a number, a bank, a deadline and its KV."""
+        begin = self._ledger.begin
+        rows: list[Row] = []
+        work: list[tuple[Request, KvTransaction]] = []
+        for planned in plan.rows:
+            request = planned.request
+            lane = request.lane
+            assert lane is not None, request.name
+            first = lane.committed
+            txn = begin(lane, planned.token_count)
+            rows.append(
+                Row(
+                    request.name,
+                    lane.index,
+                    tuple(lane.units),
+                    first,
+                    planned.token_count,
+                    planned.logits,
+                )
+            )
+            work.append((request, txn))
+        prefill_tokens = plan.prefill_tokens
+        expected = self._shape.expected_ns(plan.graph, plan.decodes, prefill_tokens)
+        # it starts only after those already in flight
+        queued = sum(job.expected_ns for job in self.jobs.values())
+        config = self._config
+        allowed = max(config.execution_deadline_floor_ns, config.execution_deadline_factor * (expected + queued))
+        spec = JobSpec(
+            self._numbers(),
+            self._generation,
+            self._session,
+            plan.graph.name,
+            plan.task,
+            self._bank(),
+            now_ns + allowed,
+            tuple(rows),
+        )
+        padding = plan.graph.batch - len(rows) if plan.graph.batch_is_fixed else 0
+        job = Job(spec, work, plan.decodes, prefill_tokens, padding, now_ns, expected)
+        job.move(JobEvent.ADMIT)
+        job.move(JobEvent.PREPARE)
+        self.jobs[spec.job] = job
+        return job
+
+    def _bank(self) -> Bank:
+        if not self._config.fixed_engine or self._shape.max_in_flight < 2:
+            return Bank.AUTO
+        used = {job.spec.bank for job in self.jobs.values()}
+        return Bank.PONG if Bank.PING in used else Bank.PING
+
+    def submitted(self, job: Job) -> None:
+        """The board took it. Told once; a completion that overtook this says the same."""
+        if job.state is JobState.PREPARING:
+            job.move(JobEvent.ENQUEUE)
+            job.move(JobEvent.SUBMIT)
+        elif job.state is JobState.CANCEL_REQUESTED:
+            job.move(JobEvent.SUBMIT)
+        for _, txn in job.rows:
+            if txn.state is KvTxnState.RESERVED:
+                self._ledger.submit(txn)
+
+    def note_abandoned(self, request: Request) -> None:
+        """A request left its job: a job without any live row is only waited for."""
+        for job in self.jobs.values():
+            if any(owner is request for owner, _ in job.rows):
+                if not any(job.is_row_live(i) for i in range(len(job.rows))):
+                    job.move(JobEvent.CANCEL)
+                return
+
+    def retire_done(self, job: Job) -> None:
+        """It came back good: every row's KV is committed; rows whose request ended free their lane."""
+        self.submitted(job)
+        job.move(JobEvent.COMPLETE)
+        job.move(JobEvent.SUCCEED)
+        for _, txn in job.rows:
+            self._ledger.commit(txn)
+        del self.jobs[job.spec.job]
+
+    def retire_unstarted(self, job: Job) -> None:
+        """It never reached the device: every row's KV is as before."""
+        job.move(JobEvent.FAIL)
+        for _, txn in job.rows:
+            self._ledger.roll_back(txn)
+        del self.jobs[job.spec.job]
+
+    def retire_failed(self, job: Job) -> None:
+        """It came back bad: what it wrote is unknown, its lanes are fenced."""
+        self.submitted(job)
+        job.move(JobEvent.COMPLETE)
+        job.move(JobEvent.FAIL)
+        for _, txn in job.rows:
+            self._ledger.lose(txn)
+        del self.jobs[job.spec.job]
+
+    def quarantine_all(self) -> int:
+        """None of these came back: their lanes are fenced, a late completion is stale. Returns how many."""
+        lost = list(self.jobs.values())
+        for job in lost:
+            job.move(JobEvent.QUARANTINE)
+            for _, txn in job.rows:
+                self._ledger.lose(txn)
+        self.jobs.clear()
+        return len(lost)

@@ -1,0 +1,126 @@
+"""I1-I9 and I12 of the design, checked by a full scan over what `core` can see.
+
+Independent of the incremental counts it checks them against. Raises AssertionError with the invariant's number.
+I10, I11 and I13 need the executor, time passing or a second run: the property tests and the simulation have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from calserve.core.admission import blocker, choose_head, refuse_size
+from calserve.core.session import Session
+from calserve.core.states import GenerationState, LaneState, RequestState
+from calserve.core.supervisor import Supervisor
+from calserve.core.worker import Worker
+
+_WAITING = (RequestState.WAITING_MODEL, RequestState.WAITING_ADMISSION)
+_READY = (RequestState.PREFILL_READY, RequestState.DECODE_READY)
+
+
+def check(supervisor: Supervisor, counters: Mapping[str, int], now_ns: int) -> None:
+    live = sum(len(session.worker.requests) for session in supervisor.sessions.values())
+    finished = sum(count for name, count in counters.items() if name.startswith("finished_"))
+    submitted = counters.get("submitted", 0)
+    assert submitted == finished + live, f"I1/I12: {submitted} submitted, {finished} finished, {live} live"
+    for session in supervisor.sessions.values():
+        _check_places(session.worker)
+        _check_ledger(session)
+        _check_flight(session.worker)
+        if not supervisor.has_exited:
+            _check_work(session, now_ns)
+
+
+def _check_places(worker: Worker) -> None:
+    """Every live request stands in exactly the one place its state says."""
+    waiting = {request.name for request in worker.line}
+    ready = {request.name for request in worker.ready}
+    flying: dict[str, int] = {}
+    for job in worker.flight.jobs.values() if worker.flight is not None else ():
+        for index, (request, _) in enumerate(job.rows):
+            if job.is_row_live(index):
+                assert request.name not in flying, f"I6: {request.name} is in two jobs"
+                flying[request.name] = job.spec.job
+    assert len(ready) == len(worker.ready), "a request is ready twice"
+    assert len(waiting) == worker.line.requests, "the line's count drifted"
+    assert sum(r.prompt_tokens for r in worker.line) == worker.line.prompt_tokens, "the line's tokens drifted"
+    for request in worker.requests.values():
+        name, state = request.name, request.state
+        assert not request.is_terminal, f"I1: {name} ended and is still here"
+        places = (name in waiting, name in ready, name in flying)
+        expected = (state in _WAITING, state in _READY, state not in _WAITING and state not in _READY)
+        assert places == expected, f"{name} is {state.value} but stands in (line, ready, job) = {places}"
+        assert (request.lane is None) == (state in _WAITING), f"{name}: lane without admission"
+        assert request.generated <= max(request.max_new_tokens, 0), f"{name} generated too much"
+    assert len(waiting) + len(ready) + len(flying) == len(worker.requests), "a place holds someone unknown"
+    assert worker.outstanding == sum(r.cost for r in worker.requests.values()), "outstanding cost drifted"
+    assert worker.active_long == sum(r.is_long_prefill for r in worker.requests.values()), "long count drifted"
+    _check_tenants(worker)
+
+
+def _check_tenants(worker: Worker) -> None:
+    for tenant in worker.clock.tenants.values():
+        mine = [r for r in worker.requests.values() if r.tenant is tenant]
+        waiting = [r for r in mine if r.state in _WAITING]
+        assert tenant.waiting == len(waiting), f"{tenant.name}: waiting drifted"
+        assert tenant.waiting_tokens == sum(r.prompt_tokens for r in waiting), f"{tenant.name}: tokens drifted"
+        assert tenant.active == len(mine) - len(waiting), f"{tenant.name}: active drifted"
+
+
+def _check_ledger(session: Session) -> None:
+    worker = session.worker
+    ledger = worker.ledger
+    if ledger is None:
+        assert not worker.has_admitted, "I2: admitted without a ledger"
+        return
+    ledger.check()
+    holders = {r.name: r for r in worker.requests.values() if r.lane is not None}
+    for lane in ledger.lanes:
+        if not lane.holder:
+            continue
+        request = holders.pop(lane.holder, None)
+        assert request is not None, f"I2: lane {lane.index} is held by nobody"
+        assert request.lane is lane, f"I2: {lane.holder} holds another lane"
+        assert request.generation == session.generation, f"I5: {lane.holder} is of another generation"
+        assert lane.reserved == request.total_tokens, f"I3: {lane.holder} lost its reservation"
+        # a decode writes the token before the newest: the newest is not in KV yet
+        written = request.prompt_tokens + request.generated - 1 if request.generated else lane.committed
+        assert lane.committed == written, f"I3: {lane.holder} at {lane.committed}, not {written}"
+        assert worker.shape is not None
+        too_big = refuse_size(worker.shape, request.prompt_tokens, request.max_new_tokens)
+        assert too_big is None, f"I7: {lane.holder} can never run to its end"
+    assert not holders, f"I2: no lane knows {list(holders)}"
+
+
+def _check_flight(worker: Worker) -> None:
+    if worker.flight is None or worker.ledger is None or worker.shape is None:
+        return
+    jobs = worker.flight.jobs.values()
+    assert len(jobs) <= worker.shape.max_in_flight, f"I6: {len(jobs)} jobs in flight"
+    flying = [txn.lane for job in jobs for _, txn in job.rows]
+    for lane in flying:
+        assert lane.state in (LaneState.UPDATING, LaneState.RELEASING), f"I4: lane {lane.index} {lane.state}"
+    written = sum(lane.state in (LaneState.UPDATING, LaneState.RELEASING) for lane in worker.ledger.lanes)
+    assert written == len(flying), "I4: a lane is updated by no job or by two"
+    for job in jobs:
+        for (_, txn), row in zip(job.rows, job.spec.rows, strict=True):
+            assert tuple(txn.lane.units[: len(row.kv_units)]) == row.kv_units, "I4: units moved under a job"
+            assert row.first_position == txn.lane.committed, "I3: position is not the committed length"
+
+
+def _check_work(session: Session, now_ns: int) -> None:
+    """I8: the board never stands idle beside work it could do."""
+    worker = session.worker
+    if session.state is not GenerationState.READY or session.overdue_until_ns is not None:
+        return
+    assert worker.shape is not None
+    assert worker.ledger is not None
+    held_back = worker.retry_at_ns is not None or worker.window_ns is not None
+    if not worker.in_flight and len(worker.ready):
+        assert held_back, f"I8: {len(worker.ready)} ready rows and no job"
+    assert worker.window_ns is None or worker.window_ns > now_ns, "I8: a window is past"
+    if worker.line.requests and worker.waiting_reason != "kv_released":
+        head, _ = choose_head(worker.config, worker.line, worker.clock, worker.active_long, worker.shape.lanes)
+        if head is not None:
+            assert blocker(worker.ledger, head), f"I8: {head.name} fits and is not admitted"
+            assert worker.waiting_reason == blocker(worker.ledger, head), "I8: the reason given is wrong"

@@ -1,0 +1,221 @@
+"""What concerns the whole board: which sessions there are, resets and their budget, shutdown and exit.
+
+Owns: the sessions, the generation numbers, the reset budget, the end of the process. Must not know: requests.
+
+A reset is never the first answer, its scope is the smallest one proven, and there are at most `max_resets` of them
+in `reset_window_ns`. A scope that is wider than one session waits until every other session stands still too, and
+is ordered once, by the session that faulted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from calserve.core.commands import Exit, Reset, ResetScope
+from calserve.core.config import SchedulerConfig
+from calserve.core.events import Load, ResetDone, Shutdown, Unload
+from calserve.core.outbox import Outbox
+from calserve.core.outcomes import Failure, FaultClass, FinishReason, RefusalKind
+from calserve.core.session import Aim, Session, Wish
+from calserve.core.states import GenerationState
+
+G = GenerationState
+
+# Exit codes, for the supervisor of the process (a unit file, a container):
+EXIT_DONE = 0  # orderly: every session drained and released
+EXIT_UNKNOWN_DMA = 75  # EX_TEMPFAIL: the device may still write our memory; start again
+EXIT_FORCED = 76  # the shutdown's deadline and grace passed before the board was released
+
+
+class Supervisor:
+    """Called only by the engine."""
+
+    def __init__(self, config: SchedulerConfig, outbox: Outbox, job_numbers: Callable[[], int]) -> None:
+        self._config = config
+        self._out = outbox
+        self._job_numbers = job_numbers
+        self._generation = 0
+        self._resets: deque[int] = deque()  # times of resets within the window
+        self.sessions: dict[str, Session] = {}  # in the order of their first Load
+        self.shutdown_ns: int | None = None
+        self.has_exited = False
+
+    def _next_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    # --- sessions ---------------------------------------------------------------------------------------
+
+    def load(self, event: Load, now_ns: int) -> None:
+        if self.shutdown_ns is not None:
+            self._out.count("ignored_loads")
+            return
+        session = self.sessions.get(event.session)
+        if session is None:
+            session = Session(event.session, self._config, self._out, self._job_numbers, self._next_generation)
+            self.sessions[event.session] = session
+        session.load(event, now_ns)
+
+    def unload(self, event: Unload, now_ns: int) -> None:
+        session = self.sessions.get(event.session)
+        if session is None:
+            self._out.count("stale_events")
+        else:
+            session.unload(event.deadline_ns, now_ns)
+
+    def of_generation(self, generation: int) -> Session | None:
+        for session in self.sessions.values():
+            if session.generation == generation:
+                return session
+        return None
+
+    def route(self, model: str) -> Session | RefusalKind:
+        """Where a new request for `model` goes: the ready copy with the least outstanding cost, else one that is
+        coming up; otherwise why not."""
+        copies = [s for s in self.sessions.values() if s.model == model and s.state is not G.UNLOADED]
+        if not copies:
+            return RefusalKind.UNKNOWN_MODEL
+        if self.shutdown_ns is not None or self.has_exited:
+            return RefusalKind.MODEL_DRAINING
+        for states in ((G.READY,), (G.VALIDATING, G.CONFIGURING, G.WARMING)):
+            able = [s for s in copies if s.state in states and not s.unload_next]
+            if able:
+                return min(able, key=lambda s: s.worker.outstanding)
+        if any(s.state is G.RECOVERING or _is_recovering(s) for s in copies):
+            return RefusalKind.MODEL_RECOVERING
+        if any(s.state in (G.DRAINING, G.UNLOADING) for s in copies):
+            return RefusalKind.MODEL_DRAINING
+        return RefusalKind.MODEL_FAILED
+
+    # --- shutdown ---------------------------------------------------------------------------------------
+
+    def shutdown(self, event: Shutdown, now_ns: int) -> None:
+        deadline = event.deadline_ns
+        self.shutdown_ns = deadline if self.shutdown_ns is None else min(self.shutdown_ns, deadline)
+        for session in self.sessions.values():
+            session.unload(self.shutdown_ns, now_ns)
+
+    def exit(self, code: int, reason: str, failure: Failure | None = None) -> None:
+        """Every client is told, then the process ends. Only once."""
+        if self.has_exited:
+            return
+        self.has_exited = True
+        for session in self.sessions.values():
+            worker = session.worker
+            worker.admitting = worker.submitting = False
+            worker.refuse_waiting(RefusalKind.MODEL_DRAINING if failure is None else RefusalKind.MODEL_FAILED)
+            reason_told = FinishReason.SHUTDOWN if failure is None else FinishReason.DEVICE_FAULT
+            worker.end_admitted(reason_told, failure)
+        self._out.order(Exit(code, reason))
+
+    # --- after every event ------------------------------------------------------------------------------
+
+    def conclude(self, now_ns: int) -> None:
+        """Grant wishes, end a shutdown that is through or out of time."""
+        if self.has_exited:
+            return
+        for session in self.sessions.values():
+            if session.wish is not Wish.NOTHING:
+                self._consider_reset(session, now_ns)
+        if self.shutdown_ns is None or self.has_exited:
+            return
+        if all(_is_over(session) for session in self.sessions.values()):
+            self.exit(EXIT_DONE, "shut down")
+        elif now_ns >= self.shutdown_ns + self._config.overdue_grace_ns:
+            on_device = any(s.worker.in_flight or s.is_fenced for s in self.sessions.values())
+            self.exit(EXIT_UNKNOWN_DMA if on_device else EXIT_FORCED, "the shutdown ran out of time")
+
+    def next_deadline_ns(self) -> int | None:
+        times = [session.next_deadline_ns() for session in self.sessions.values()]
+        if self.shutdown_ns is not None:
+            times.append(self.shutdown_ns + self._config.overdue_grace_ns)
+        return None if self.has_exited else min((t for t in times if t is not None), default=None)
+
+    # --- resets -----------------------------------------------------------------------------------------
+
+    def _consider_reset(self, session: Session, now_ns: int) -> None:
+        cause = session.failure or Failure("reset", 0, FaultClass.UNKNOWN)
+        scope = _scope(session)
+        if scope is None:
+            session.is_fenced = True
+            self._give_up(session, cause)
+            return
+        while self._resets and self._resets[0] <= now_ns - self._config.reset_window_ns:
+            self._resets.popleft()
+        if len(self._resets) >= self._config.max_resets:
+            session.is_fenced = session.wish is Wish.RESET_LOST
+            if session.is_fenced:
+                self._give_up(session, cause)
+            else:
+                session.fail(cause)
+            return
+        if scope in _WIDE and not self._others_stand_still(session, cause, now_ns):
+            return
+        session.reset_scope = scope
+        self._resets.append(now_ns)
+        self._out.count("resets")
+        session.wish = Wish.NOTHING
+        session.pending = "reset"
+        self._out.order(Reset(session.name, session.generation, scope, cause))
+
+    def _others_stand_still(self, leader: Session, cause: Failure, now_ns: int) -> bool:
+        """Whether every other session is off the device; those that serve are told to recover along."""
+        still = True
+        for other in self.sessions.values():
+            if other is leader or (other.state in (G.UNLOADED, G.FAILED) and not other.pending):
+                continue
+            if other.state is G.READY:
+                other.begin_drain(Aim.RECOVER, now_ns, now_ns + self._config.recovery_drain_ns, cause)
+            if other.state is not G.RECOVERING or other.pending:
+                still = False
+        return still
+
+    def reset_done(self, event: ResetDone) -> None:
+        session = self.sessions.get(event.session)
+        if session is None:
+            self._out.count("stale_events")
+            return
+        if not session.reset_done(event):
+            return
+        along = [session]
+        if session.reset_scope in _WIDE:
+            along = [s for s in self.sessions.values() if s.state is G.RECOVERING and not s.pending]
+        for each in along:
+            each.wish = Wish.NOTHING
+            if event.failure is None:
+                each.come_back()
+            else:
+                # the reset did not end what the device was doing
+                each.is_fenced = True
+                self._give_up(each, event.failure)
+
+    def _give_up(self, session: Session, cause: Failure) -> None:
+        """The device may still write: a new process, or this session stays Failed and its memory fenced."""
+        session.fail(cause)
+        if self._config.restart_on_unknown_dma:
+            self.exit(EXIT_UNKNOWN_DMA, f"session {session.name}: {cause.stage} {cause.code}", cause)
+
+
+_WIDE = frozenset({ResetScope.CONFIGURATION, ResetScope.BOARD})
+
+
+def _scope(session: Session) -> ResetScope | None:
+    """The smallest scope proven to be enough; None when a job never returned and nothing is.
+
+    A session reset need not stop the writes of a lost job; only a chip reset is known to. When every job came back,
+    the configuration is the fallback: it needs no proof, since nothing is on the device, but no sibling survives it.
+    """
+    if session.wish is Wish.RESET_LOST:
+        return ResetScope.CHIP if "chip_reset" in session.proven else None
+    if "session_reset" in session.proven:
+        return ResetScope.SESSION
+    return ResetScope.CHIP if "chip_reset" in session.proven else ResetScope.CONFIGURATION
+
+
+def _is_recovering(session: Session) -> bool:
+    return session.state is G.DRAINING and session.drain is not None and session.drain.aim is Aim.RECOVER
+
+
+def _is_over(session: Session) -> bool:
+    return session.state is G.UNLOADED or (session.state is G.FAILED and not session.pending)

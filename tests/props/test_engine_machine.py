@@ -1,0 +1,314 @@
+"""The engine under random events against the naive model, with a full invariant scan after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core_rig import EVERYTHING, fault, lane_facts, paged_facts
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from naive_board import NaiveBoard
+
+from calserve.core.board import SessionFacts
+from calserve.core.commands import Command, Configure, Exit, Release, Reset, SubmitJob, Validate, Warm
+from calserve.core.config import SchedulerConfig, TenantPolicy
+from calserve.core.engine import Engine
+from calserve.core.events import (
+    Cancel,
+    CancelCause,
+    ClientStalled,
+    Configured,
+    Event,
+    JobDone,
+    JobFailed,
+    JobOverdue,
+    JobSubmitted,
+    KvReleased,
+    Load,
+    PrepareFailed,
+    Released,
+    ResetDone,
+    RowResult,
+    Shutdown,
+    Submit,
+    Tick,
+    Unload,
+    Validated,
+    Warmed,
+)
+from calserve.core.job import JobSpec, LogitsWanted
+from calserve.core.outcomes import FaultClass, RowEnd
+from calserve.core.states import GenerationState
+
+MS = 1_000_000
+ENDS = (*[RowEnd.NONE] * 16, *[RowEnd.EOS] * 2, RowEnd.STOP_STRING, RowEnd.ERROR)
+Order = Validate | Configure | Warm | Release | Reset
+TWO_JOBS = EVERYTHING | {"concurrent_jobs", "chip_reset"}
+
+
+def _config(**changes: int) -> SchedulerConfig:
+    """Small limits, so that every one is met within a short run."""
+    values = dict(
+        max_waiting_requests=6,
+        max_waiting_prompt_tokens=300,
+        deadline_default_ns=400 * MS,
+        short_prefill_max_tokens=8,
+        medium_prefill_max_tokens=32,
+        prefill_chunk_tokens=8,
+        overdue_grace_ns=30 * MS,
+        recovery_drain_ns=60 * MS,
+        reset_window_ns=1000 * MS,
+        max_transient_retries=2,
+    )
+    tenants = {"heavy": TenantPolicy(weight=4), "small": TenantPolicy(max_active_requests=1, max_waiting_requests=2)}
+    return SchedulerConfig(**{**values, **changes}, tenants=tenants)
+
+
+BOARDS: dict[str, Callable[[], tuple[SchedulerConfig, SessionFacts]]] = {
+    "paged": lambda: (_config(), paged_facts(units=14, context=96)),
+    "paged, two jobs": lambda: (_config(max_in_flight=2), paged_facts(max_in_flight=2, proven=TWO_JOBS)),
+    "paged, window": lambda: (_config(batching_window_ns=5 * MS), paged_facts(units=20, context=96)),
+    "paged, not mixed": lambda: (_config(), paged_facts(proven=EVERYTHING - {"mixed_batch"})),
+    "lanes": lambda: (_config(), lane_facts(profiles=(1, 2, 4))),
+    "lanes, two jobs": lambda: (
+        _config(max_in_flight=2, fixed_engine=1),
+        lane_facts(max_in_flight=2, proven=TWO_JOBS - {"mixed_batch", "incremental_prefill"}),
+    ),
+}
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(board=st.sampled_from(sorted(BOARDS)))
+    def start(self, board: str) -> None:
+        self.board = board
+        self.now = self.count = 0
+        self.start_process()
+
+    def start_process(self) -> None:
+        config, self.facts = BOARDS[self.board]()
+        self.engine = Engine(config)
+        self.naive = NaiveBoard(self.facts, config.max_in_flight)
+        self.order: Order | None = None  # the lifecycle order that is out
+        self.lost: list[JobSpec] = []  # completions that may still come, of generations that are gone
+        self.exited = False
+        self.send(Load("s", "m", "p"))
+        for _ in range(3):
+            self.answer(bad=False)
+
+    # --- plumbing ---------------------------------------------------------------------------------------
+
+    def send(self, event: Event) -> None:
+        commands = self.engine.handle(event, self.now)
+        for command in commands:
+            if isinstance(command, Order):
+                assert self.order is None, "two lifecycle orders at once"
+                if isinstance(command, Release):
+                    assert not self.naive.jobs, "released under a job"
+                if isinstance(command, Reset):
+                    self.lose_jobs()
+                self.order = command
+        self.naive.hear(commands)
+        if self.has_exit(commands):
+            self.exited = True
+            self.lose_jobs()
+        self.engine.check_invariants()
+
+    def has_exit(self, commands: list[Command]) -> bool:
+        return any(isinstance(command, Exit) for command in commands)
+
+    def lose_jobs(self) -> None:
+        self.lost += self.naive.jobs.values()
+        for spec in self.naive.jobs.values():
+            self.naive.fence(spec)
+        self.naive.jobs.clear()
+
+    def answer(self, bad: bool) -> None:
+        order, self.order = self.order, None
+        failure = fault(FaultClass.ARTIFACT, "lifecycle") if bad else None
+        match order:
+            case Validate(session, generation):
+                self.send(Validated(session, generation, failure))
+            case Configure(session, generation):
+                self.send(Configured(session, generation, None if bad else self.facts, failure))
+            case Warm(session, generation):
+                self.send(Warmed(session, generation, (), failure))
+            case Release(session, generation):
+                self.send(Released(session, generation, failure))
+            case Reset(session, generation):
+                self.naive.forget_restarts()
+                self.send(ResetDone(session, generation, failure))
+
+    def pick(self, index: int) -> JobSpec:
+        specs = list(self.naive.jobs.values())
+        return specs[index % len(specs)]
+
+    def job_done(self, spec: JobSpec, ends: list[RowEnd]) -> None:
+        rows = tuple(
+            RowResult(RowEnd.NONE, 0) if row.logits is LogitsWanted.NONE else RowResult(end, int(end is not RowEnd.ERROR))
+            for row, end in zip(spec.rows, ends, strict=True)
+        )
+        self.naive.done(spec, tuple(row.end for row in rows))
+        self.send(JobDone(spec.job, spec.generation, rows))
+
+    # --- rules ------------------------------------------------------------------------------------------
+
+    @rule(
+        prompt=st.sampled_from([0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 40, 63, 64, 95, 300]),
+        new=st.sampled_from([None, 0, 1, 2, 3, 5, 20]),
+        tenant=st.sampled_from(["heavy", "light", "small"]),
+        deadline=st.sampled_from([None, None, None, 0, 20, 60]),
+        model=st.sampled_from(["m", "m", "m", "m", "other"]),
+    )
+    def submit_one(self, prompt: int, new: int | None, tenant: str, deadline: int | None, model: str) -> None:
+        self.submit(prompt, new, tenant, deadline, model)
+
+    def submit(self, prompt: int, new: int | None, tenant: str, deadline: int | None, model: str) -> None:
+        self.count += 1
+        name = f"r{self.count}"
+        due = None if deadline is None else self.now + deadline * MS
+        self.naive.submit(name, prompt, new)
+        self.send(Submit(name, tenant, model, prompt, new, self.now, due))
+
+    @rule(count=st.integers(2, 6), prompt=st.integers(1, 40), new=st.integers(1, 12))
+    def submit_many(self, count: int, prompt: int, new: int) -> None:
+        for i in range(count):
+            self.submit(prompt + i, new, ("heavy", "light")[i % 2], None, "m")
+
+    @rule(index=st.integers(0, 30))
+    def submit_again(self, index: int) -> None:
+        if self.naive.live:
+            name = list(self.naive.live)[index % len(self.naive.live)]
+            self.send(Submit(name, "light", "m", 5, 5, self.now))
+
+    @rule(index=st.integers(0, 30), stalled=st.booleans())
+    def cancel(self, index: int, stalled: bool) -> None:
+        names = [*self.naive.live, *self.naive.ended, "nobody"]
+        name = names[index % len(names)]
+        self.send(ClientStalled(name) if stalled else Cancel(name, CancelCause.CLIENT_GONE))
+
+    @precondition(lambda self: self.naive.jobs)
+    @rule(index=st.integers(0, 3), data=st.data(), told=st.booleans())
+    def come_back(self, index: int, data: st.DataObject, told: bool) -> None:
+        spec = self.pick(index)
+        self.now += 12 * MS
+        if told:
+            self.send(JobSubmitted(spec.job, spec.generation))
+        if spec.job in self.naive.jobs:
+            size = len(spec.rows)
+            self.job_done(spec, data.draw(st.lists(st.sampled_from(ENDS), min_size=size, max_size=size)))
+
+    @rule(steps=st.integers(1, 8))
+    def serve(self, steps: int) -> None:
+        """Several good steps in a row: without them most requests would never get far."""
+        for _ in range(steps):
+            if self.exited:
+                self.check_all_told()
+                self.start_process()
+            elif self.order is not None:
+                self.now += 3 * MS
+                self.answer(bad=False)
+            elif self.engine.snapshot(self.now).sessions[0].state in (GenerationState.FAILED, GenerationState.UNLOADED):
+                self.send(Load("s", "m", "p"))
+            elif self.naive.jobs:
+                self.now += 9 * MS
+                spec = self.pick(0)
+                self.job_done(spec, [RowEnd.NONE] * len(spec.rows))
+
+    @precondition(lambda self: self.naive.jobs)
+    @rule(index=st.integers(0, 3), kind=st.sampled_from([*FaultClass, *[FaultClass.TRANSIENT] * 6, *[FaultClass.DEVICE] * 3]))
+    def fail(self, index: int, kind: FaultClass) -> None:
+        spec = self.pick(index)
+        self.naive.failed(spec)
+        self.send(JobFailed(spec.job, spec.generation, fault(kind)))
+
+    @precondition(lambda self: self.naive.jobs)
+    @rule(kind=st.sampled_from([*FaultClass, *[FaultClass.TRANSIENT] * 12]), kv=st.booleans())
+    def refuse(self, kind: FaultClass, kv: bool) -> None:
+        spec = self.pick(-1)
+        self.naive.unstarted(spec)
+        self.send(PrepareFailed(spec.job, spec.generation, fault(kind, "kv" if kv else "submit")))
+
+    @precondition(lambda self: self.naive.jobs)
+    @rule(index=st.integers(0, 3), returns=st.sampled_from([True, True, True, False]))
+    def be_late(self, index: int, returns: bool) -> None:
+        spec = self.pick(index)
+        self.send(JobOverdue(spec.job, spec.generation))
+        if returns and spec.job in self.naive.jobs:
+            self.now += 20 * MS
+            self.job_done(spec, [RowEnd.NONE] * len(spec.rows))
+
+    @rule(index=st.integers(0, 3), job=st.integers(0, 50), generation=st.integers(0, 5))
+    def say_something_stale(self, index: int, job: int, generation: int) -> None:
+        if any(spec.job == job and spec.generation == generation for spec in self.naive.jobs.values()):
+            return
+        self.send(JobDone(job, generation, (RowResult(RowEnd.NONE, 1),)))
+        self.send(Warmed("s", generation + 100))
+        if self.lost:
+            old = self.lost[index % len(self.lost)]
+            self.send(JobFailed(old.job, old.generation, fault(FaultClass.UNKNOWN)))
+        self.send(KvReleased("s"))
+
+    @rule(ms=st.sampled_from([0, 1, 5, 20, 70]))
+    def wait(self, ms: int) -> None:
+        self.now += ms * MS
+        self.send(Tick())
+
+    @rule()
+    def wait_for_the_next_deadline(self) -> None:
+        due = self.engine.next_deadline_ns()
+        if due is not None:
+            self.now = max(self.now, due)
+            self.send(Tick())
+            after = self.engine.next_deadline_ns()
+            assert after is None or after > self.now, "a timer that its own tick does not end"
+
+    @precondition(lambda self: self.order is not None)
+    @rule(bad=st.sampled_from([False] * 15 + [True]))
+    def answer_lifecycle(self, bad: bool) -> None:
+        self.now += 3 * MS
+        self.answer(bad)
+
+    @rule(package=st.sampled_from(["p", "q"]))
+    def load(self, package: str) -> None:
+        self.send(Load("s", "m", package))
+
+    @rule(ms=st.sampled_from([0, 30]), what=st.integers(0, 15))
+    def unload(self, ms: int, what: int) -> None:
+        if what < 4:
+            self.send(Shutdown(self.now + ms * MS) if what == 0 else Unload("s", self.now + ms * MS))
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Whatever happened: a shutdown ends by its deadline and grace, and everyone was told once."""
+        if not hasattr(self, "engine"):
+            return
+        if not self.exited:
+            self.send(Shutdown(self.now + 50 * MS))
+        for _ in range(200):
+            if self.exited:
+                break
+            if self.order is not None:
+                self.answer(bad=False)
+            elif self.naive.jobs:
+                self.now += MS
+                spec = self.pick(0)
+                self.job_done(spec, [RowEnd.NONE] * len(spec.rows))
+            else:
+                self.wait_for_the_next_deadline()
+        assert self.exited, "the shutdown never ended"
+        self.check_all_told()
+
+    def check_all_told(self) -> None:
+        assert not self.naive.live, f"never told: {list(self.naive.live)}"
+        assert len(self.naive.ended) == self.naive.submitted
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=45,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestEngineMachine = EngineMachine.TestCase
