@@ -1,0 +1,82 @@
+"""What a person may choose when packing, and what follows from it for the board.
+
+Owns the defaults, the allowed values and every numeric hint. Must not import heavy libraries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from calserve.package.fault import PackageError
+
+WEIGHTS = ("int8", "fp16")
+NUMERICS = ("fast", "exact")
+MAX_LANES = 256  # rows of one paged graph; far above what a CPU gains from
+
+# KV blocks of 32 tokens are what the CPU plug-in's paged attention is built for.
+UNIT_TOKENS = 32
+KV_DTYPE: Final = "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """profiles: lane counts worth choosing, rising; the last is the number of lanes. context: tokens of one sequence.
+
+    alias: the name the model is served under; empty takes the source's.
+    """
+
+    profiles: tuple[int, ...] = (1, 4, 8, 16)
+    context: int = 2048
+    weights: str = "int8"
+    numerics: str = "fast"
+    alias: str = ""
+    force: bool = False
+
+    @property
+    def lanes(self) -> int:
+        return self.profiles[-1]
+
+
+def check_options(options: PackOptions, trained_context: int) -> None:
+    """Raise PackageError for values that cannot make a package."""
+    profiles = options.profiles
+    if not profiles or list(profiles) != sorted(set(profiles)) or profiles[0] < 1 or profiles[-1] > MAX_LANES:
+        raise PackageError(
+            "profiles",
+            f"profiles must be rising lane counts between 1 and {MAX_LANES}, such as 1,4,8,16; got "
+            f"{','.join(map(str, profiles)) or 'none'}.",
+            MAX_LANES,
+            profiles,
+        )
+    if options.weights not in WEIGHTS:
+        raise PackageError("weights", f"weights must be one of {', '.join(WEIGHTS)}; got {options.weights}.")
+    if options.numerics not in NUMERICS:
+        raise PackageError("numerics", f"numerics must be one of {', '.join(NUMERICS)}; got {options.numerics}.")
+    if options.context < UNIT_TOKENS:
+        raise PackageError(
+            "context", f"the context must be at least {UNIT_TOKENS} tokens; got {options.context}.", UNIT_TOKENS
+        )
+    if options.context > trained_context:
+        raise PackageError(
+            "context_too_long",
+            f"the model was trained for {trained_context} tokens; a context of {options.context} is too long.",
+            trained_context,
+            options.context,
+        )
+
+
+def board_settings(weights: str, numerics: str) -> dict[str, str]:
+    """Every numeric hint the board compiles with, so that no default of a processor decides a token.
+
+    exact: float32 arithmetic, no quantization of activations. fast: int8 weights with activations quantized in groups
+    of 32 (groups of 64 cost a point of agreement, whole rows break the text); fp16 weights in bfloat16, which
+    a processor without it runs in float32. KV is float16 in both: with uint8 the way a prompt is cut moves the logits.
+    """
+    bfloat = numerics == "fast" and weights == "fp16"
+    return {
+        "INFERENCE_PRECISION_HINT": "bf16" if bfloat else "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if numerics == "fast" else "0",
+        "KV_CACHE_PRECISION": "f16",
+        "PERFORMANCE_HINT": "LATENCY",
+    }

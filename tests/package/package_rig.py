@@ -1,0 +1,99 @@
+"""A small good package made by hand, to be broken one rule at a time. No board, no model, no OpenVINO."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MANIFEST: dict[str, Any] = {
+    "schema": "calserve-package/v1",
+    "model": "toy",
+    "board": "openvino",
+    "architecture": "llama",
+    "vocab_size": 100,
+    "context": 64,
+    "trained_context": 128,
+    "lanes": 4,
+    "profiles": [1, 4],
+    "numerics": "exact",
+    "weights": "fp16",
+    "weight_bytes": 1000,
+    "eos_token_ids": [2],
+    "golden_tolerance": 0.05,
+    "settings": {"INFERENCE_PRECISION_HINT": "f32"},
+    "kv": {"n_layers": 2, "n_kv_heads": 1, "head_dim": 16, "unit_tokens": 32, "dtype": "float16"},
+    "graphs": [
+        {
+            "name": "step",
+            "tasks": ["prefill", "decode", "mixed"],
+            "batch": {"rows": 4, "fixed": False},
+            "row_binding": "free",
+            "kv_layout": "paged",
+            "inactive_lane_policy": "omit",
+            "max_tokens": 64,
+            "max_row_tokens": 64,
+            "max_job_tokens": 64,
+            "min_chunk_tokens": 2,
+            "min_flat_tokens": 2,
+            "logits_tile": 1,
+            "scratch_units": [8],
+            "csr_names": [],
+            "expected_step_ns": None,
+            "inputs": [{"name": "input_ids", "shape": [64], "dtype": "int64", "sliceable": True}],
+            "outputs": [{"name": "logits", "shape": [4, 100], "dtype": "float32", "sliceable": True}],
+        }
+    ],
+    "files": {
+        "graph:step": "graphs/step.xml",
+        "weights:step": "graphs/step.bin",
+        "tokenizer": "tokenizer.json",
+        "chat_template": "chat_template.jinja",
+        "goldens": "goldens.json",
+        "memory": "memory.json",
+        "compatibility": "compatibility.json",
+        "provenance": "build-provenance.json",
+    },
+}
+GOLDENS = {
+    "goldens": [{"text": "a", "prompt_ids": [5, 6], "output_ids": [7, 2], "margins": [1.5, 0.25]}],
+}
+MEMORY = {"weight_bytes": 1000, "kv_unit_bytes": 4096, "kv_units": 8, "kv_bytes": 32768, "io_bytes": 2112}
+COMPATIBILITY = {"board": "openvino", "runtime": "openvino>=1", "devices": ["CPU"], "capabilities": []}
+
+
+def good_manifest() -> dict[str, Any]:
+    return copy.deepcopy(MANIFEST)
+
+
+def write_package(root: Path, manifest: dict[str, Any] | str | None = None, **files: Any) -> Path:
+    """Write the toy package under `root`; `files` replaces the JSON of goldens, memory or compatibility."""
+    root.mkdir(parents=True)
+    (root / "graphs").mkdir()
+    (root / "graphs/step.xml").write_bytes(b"<net/>")
+    (root / "graphs/step.bin").write_bytes(bytes(1000))
+    (root / "tokenizer.json").write_text("{}")
+    (root / "chat_template.jinja").write_text("")
+    (root / "build-provenance.json").write_text("{}")
+    for name, usual in (("goldens", GOLDENS), ("memory", MEMORY), ("compatibility", COMPATIBILITY)):
+        value = files.get(name, usual)
+        (root / f"{name}.json").write_text(value if isinstance(value, str) else json.dumps(value))
+    text = manifest if isinstance(manifest, str) else yaml.safe_dump(manifest or MANIFEST)
+    (root / "manifest.yaml").write_text(text)
+    list_files(root)
+    return root
+
+
+def list_files(root: Path) -> None:
+    """Write the checksums by hand, as `sha256sum` would print them."""
+    names = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and not p.is_symlink())
+    lines = [
+        f"{hashlib.sha256((root / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in names
+        if name not in ("checksums.sha256", "signature")
+    ]
+    (root / "checksums.sha256").write_text("".join(lines))

@@ -1,0 +1,288 @@
+"""A good package opens; each rule refuses the package that breaks it, and only with its own name."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from package_rig import COMPATIBILITY, GOLDENS, good_manifest, list_files, write_package
+
+from calserve.core.board import RowBinding
+from calserve.core.job import Task
+from calserve.package import PackageError, open_package
+from calserve.runtime.contract import Golden, InactiveLanePolicy, KvLayout
+
+
+def refused(root: Path) -> str:
+    with pytest.raises(PackageError) as caught:
+        open_package(root)
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    return caught.value.fault.rule
+
+
+def test_open_package_good_gives_every_field(tmp_path: Path) -> None:
+    root = write_package(tmp_path / "p")
+    package = open_package(root)
+    assert package.hash == hashlib.sha256((root / "checksums.sha256").read_bytes()).hexdigest()
+    assert (package.model, package.board, package.numerics, package.weights) == ("toy", "openvino", "exact", "fp16")
+    assert (package.vocab_size, package.context, package.max_lanes, package.profiles) == (100, 64, 4, (1, 4))
+    assert package.files["graph:step"] == root / "graphs/step.xml"
+    assert package.files["weights:step"] == root / "graphs/step.bin"
+    assert package.settings == {"INFERENCE_PRECISION_HINT": "f32"}
+    assert package.kv == {"n_layers": 2, "n_kv_heads": 1, "head_dim": 16, "unit_tokens": 32, "dtype": "float16"}
+    assert package.goldens == (Golden((5, 6), (7, 2), (1.5, 0.25)),)
+    assert (package.weight_bytes, package.eos_token_ids, package.golden_tolerance) == (1000, (2,), 0.05)
+    (graph,) = package.graphs
+    assert graph.profile.tasks == {Task.PREFILL, Task.DECODE, Task.MIXED}
+    assert graph.profile.row_binding is RowBinding.FREE
+    assert (graph.kv_layout, graph.inactive_lane_policy) == (KvLayout.PAGED, InactiveLanePolicy.OMIT)
+    assert (graph.min_flat_tokens, graph.profile.min_chunk_tokens, graph.scratch_units) == (2, 2, (8,))
+    assert graph.inputs["input_ids"].byte_size == 64 * 8
+    assert graph.outputs["logits"].byte_size == 4 * 100 * 4
+
+
+def test_open_package_with_signature_beside_the_list_opens(tmp_path: Path) -> None:
+    root = write_package(tmp_path / "p")
+    (root / "signature").write_bytes(b"s")
+    assert open_package(root).model == "toy"
+
+
+def test_open_package_through_a_link_to_the_root_opens(tmp_path: Path) -> None:
+    write_package(tmp_path / "p")
+    (tmp_path / "link").symlink_to(tmp_path / "p")
+    assert open_package(tmp_path / "link").root == (tmp_path / "p").resolve()
+
+
+# Breaking the files behind a list that stays as it was.
+
+
+def _alter(root: Path) -> None:
+    (root / "graphs/step.bin").write_bytes(bytes(999) + b"\1")
+
+
+def _shorten(root: Path) -> None:
+    (root / "graphs/step.bin").write_bytes(bytes(500))
+
+
+def _link_inside(root: Path) -> None:
+    (root / "graphs/step.bin").rename(root / "graphs/real.bin")
+    (root / "graphs/step.bin").symlink_to("real.bin")
+
+
+def _link_directory(root: Path) -> None:
+    (root / "graphs").rename(root.parent / "graphs")
+    (root / "graphs").symlink_to(root.parent / "graphs")
+
+
+def _pipe(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+
+
+def _without_list(root: Path) -> None:
+    (root / "checksums.sha256").unlink()
+
+
+def _linked_list(root: Path) -> None:
+    (root / "checksums.sha256").rename(root.parent / "list")
+    (root / "checksums.sha256").symlink_to(root.parent / "list")
+
+
+def _append(line: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        with (root / "checksums.sha256").open("a") as file:
+            file.write(line)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (_alter, "file_altered"),
+        (_shorten, "file_altered"),
+        (lambda root: (root / "memory.json").unlink(), "file_missing"),
+        (lambda root: (root / "extra.bin").write_bytes(b"x"), "file_surplus"),
+        (lambda root: (root / "graphs/.hidden").write_bytes(b"x"), "file_surplus"),
+        (_link_inside, "file_kind"),
+        (_link_directory, "file_kind"),
+        (_pipe, "file_kind"),
+        (_without_list, "checksums_missing"),
+        (_linked_list, "checksums_missing"),
+        (_append("0" * 64 + "  ../outside\n"), "file_outside"),
+        (_append("0" * 64 + "  /etc/passwd\n"), "file_outside"),
+        (_append("0" * 64 + "  graphs\\step.xml\n"), "file_outside"),
+        (_append("0" * 64 + "  graphs//step.xml\n"), "file_outside"),
+        (_append("0" * 64 + "  memory.json\n"), "file_repeated"),
+        (_append("0" * 63 + "  memory.json\n"), "checksums_form"),
+        (_append("not a line\n"), "checksums_form"),
+        (_append("\n"), "checksums_form"),
+        (lambda root: (root / "checksums.sha256").write_bytes(b"\xff\xfe"), "checksums_form"),
+        (lambda root: (root / "checksums.sha256").write_bytes(b" " * (1 << 20) + b" "), "checksums_size"),
+    ],
+)
+def test_open_package_files_off_the_list_refused(
+    tmp_path: Path, change: Callable[[Path], None], rule: str
+) -> None:
+    root = write_package(tmp_path / "p")
+    change(root)
+    assert refused(root) == rule
+
+
+def test_open_package_too_many_files_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_package(tmp_path / "p")
+    monkeypatch.setattr("calserve.package.checksums.MAX_FILES", 5)
+    assert refused(root) == "file_count"
+
+
+def test_open_package_not_a_directory_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path / "nothing") == "not_a_directory"
+
+
+# Breaking the manifest, with checksums that hold.
+
+
+def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def change(manifest: dict[str, Any]) -> None:
+        at: Any = manifest
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = to
+
+    return change
+
+
+def _delete(*path: Any) -> Callable[[dict[str, Any]], None]:
+    def change(manifest: dict[str, Any]) -> None:
+        at: Any = manifest
+        for key in path[:-1]:
+            at = at[key]
+        del at[path[-1]]
+
+    return change
+
+
+def _twice(*path: Any) -> Callable[[dict[str, Any]], None]:
+    def change(manifest: dict[str, Any]) -> None:
+        at: Any = manifest
+        for key in path:
+            at = at[key]
+        at.append(copy.deepcopy(at[0]))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (_set("surprise", to=1), "manifest_schema"),
+        (_set("kv", "surprise", to=1), "manifest_schema"),
+        (_set("graphs", 0, "surprise", to=1), "manifest_schema"),
+        (_set("graphs", 0, "inputs", 0, "surprise", to=1), "manifest_schema"),
+        (_delete("context"), "manifest_schema"),
+        (_delete("settings"), "manifest_schema"),
+        (_delete("graphs", 0, "scratch_units"), "manifest_schema"),
+        (_set("schema", to="calserve-package/v2"), "manifest_schema"),
+        (_set("context", to="64"), "manifest_schema"),
+        (_set("context", to=64.5), "manifest_schema"),
+        (_set("context", to=0), "manifest_schema"),
+        (_set("vocab_size", to=2**70), "manifest_schema"),
+        (_set("model", to="../x"), "manifest_schema"),
+        (_set("model", to="a\nb"), "manifest_schema"),
+        (_set("numerics", to="sloppy"), "manifest_schema"),
+        (_set("golden_tolerance", to=-1.0), "manifest_schema"),
+        (_set("graphs", to=[]), "manifest_schema"),
+        (_set("graphs", 0, "tasks", to=["train"]), "manifest_schema"),
+        (_set("graphs", 0, "inputs", 0, "shape", to=[-1]), "manifest_schema"),
+        (_set("graphs", 0, "inputs", 0, "dtype", to="object"), "manifest_schema"),
+        (_set("settings", to={"A": 1}), "manifest_schema"),
+        (_delete("files", "tokenizer"), "role_missing"),
+        (_delete("files", "weights:step"), "role_missing"),
+        (_set("files", "weights:other", to="memory.json"), "role_unknown"),
+        (_set("files", "tokenizer", to="../tokenizer.json"), "file_outside"),
+        (_set("files", "tokenizer", to="/etc/passwd"), "file_outside"),
+        (_set("files", "tokenizer", to="other.json"), "file_missing"),
+        (_set("context", to=129), "context_too_long"),
+        (_set("profiles", to=[4, 1]), "profiles_order"),
+        (_set("profiles", to=[1, 1, 4]), "profiles_order"),
+        (_set("profiles", to=[1, 2]), "profiles_order"),
+        (_twice("graphs"), "name_repeated"),
+        (_twice("graphs", 0, "inputs"), "name_repeated"),
+        (_set("graphs", 0, "tasks", to=["decode", "decode"]), "name_repeated"),
+        (_set("graphs", 0, "inactive_lane_policy", to=None), "inactive_lane_policy"),
+        (_set("graphs", 0, "max_tokens", to=63), "graph_context"),
+        (_set("vocab_size", to=7), "token_range"),
+        (_set("eos_token_ids", to=[100]), "token_range"),
+    ],
+)
+def test_open_package_bad_manifest_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], rule: str
+) -> None:
+    manifest = good_manifest()
+    change(manifest)
+    assert refused(write_package(tmp_path / "p", manifest)) == rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "a: 1\na: 2\n",
+        "a: &x [1]\nb: *x\n",
+        "a: !!python/object/apply:os.getcwd []\n",
+        "? [a, b]\n: 1\n",
+        "a: [\n",
+        "[" * 20000,
+        "a: 2026-13-45\n",
+        "a: \x00\n",
+    ],
+)
+def test_open_package_hostile_yaml_refused(tmp_path: Path, text: str) -> None:
+    assert refused(write_package(tmp_path / "p", text or "\n")) == "manifest_schema"
+
+
+def test_open_package_repeated_manifest_key_names_it(tmp_path: Path) -> None:
+    root = write_package(tmp_path / "p")
+    manifest = root / "manifest.yaml"
+    manifest.write_text(manifest.read_text() + "context: 32\n")
+    list_files(root)
+    with pytest.raises(PackageError, match="'context' is repeated"):
+        open_package(root)
+
+
+def test_open_package_without_manifest_refused(tmp_path: Path) -> None:
+    root = write_package(tmp_path / "p")
+    (root / "manifest.yaml").unlink()
+    list_files(root)
+    assert refused(root) == "manifest_missing"
+
+
+@pytest.mark.parametrize(
+    ("files", "rule"),
+    [
+        ({"goldens": "{"}, "json_schema"),
+        ({"goldens": "[" * 100_000}, "json_schema"),
+        ({"goldens": {**GOLDENS, "more": 1}}, "json_schema"),
+        ({"goldens": {"goldens": []}}, "json_schema"),
+        ({"memory": {"weight_bytes": 1}}, "json_schema"),
+        ({"compatibility": {**COMPATIBILITY, "board": "sim"}}, "board_differs"),
+        (
+            {"goldens": {"goldens": [{"text": "", "prompt_ids": [1], "output_ids": [1, 2], "margins": [1]}]}},
+            "golden_form",
+        ),
+        (
+            {"goldens": {"goldens": [{"text": "", "prompt_ids": [100], "output_ids": [1], "margins": [1]}]}},
+            "token_range",
+        ),
+        ({"goldens": " " * ((4 << 20) + 1)}, "file_size"),
+    ],
+)
+def test_open_package_bad_json_refused(tmp_path: Path, files: dict[str, Any], rule: str) -> None:
+    assert refused(write_package(tmp_path / "p", None, **files)) == rule
