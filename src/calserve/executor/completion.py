@@ -1,0 +1,103 @@
+"""The completion step: from "wait returned" to a fact `core` can act on.
+
+Runs on the session's completion thread while it alone owns the job: lease, sequences and all. Judges code
+*and* status, identity and shape; samples; advances the sequences. Decides nothing about requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from calserve.core.events import JobDone, JobFailed, JobOverdue, RowResult
+from calserve.core.job import JobSpec
+from calserve.core.outcomes import Failure, FaultClass, RowEnd
+from calserve.core.states import BufferEvent
+from calserve.executor.logits import LogitsFault, read_logits
+from calserve.executor.messages import Delivery
+from calserve.executor.pool import Lease
+from calserve.executor.sequence import Sequence
+from calserve.runtime.contract import Code, GraphContract, JobStatus, Session, StatusKind, Ticket
+from calserve.runtime.encoding import logits_index
+from calserve.runtime.errors import CalCode, failure
+from calserve.sampling.sampler import choose_rows
+
+_NO_ROW = RowResult(RowEnd.NONE, 0)
+
+
+@dataclass(slots=True)
+class SubmittedJob:
+    """A job the device owns, with everything that travels with it. Moved, never shared."""
+
+    spec: JobSpec
+    session: Session
+    contract: GraphContract
+    ticket: Ticket
+    lease: Lease
+    sequences: list[Sequence]
+    is_overdue: bool = False
+
+
+@dataclass(slots=True)
+class Completed:
+    """A retired job on its way back to the engine thread. deliveries: by spec row; None where nothing was said."""
+
+    event: JobDone | JobFailed
+    job: SubmittedJob
+    ended_ns: int
+    deliveries: list[Delivery | None] = field(default_factory=list)
+
+
+def completion_step(job: SubmittedJob, code: Code, status: JobStatus | None, ended_ns: int) -> Completed | JobOverdue:
+    """What `wait` returned, turned into a completion, or into JobOverdue when the device still owns the job."""
+    spec = job.spec
+    if code == CalCode.TIMEOUT:
+        job.is_overdue = True
+        return JobOverdue(spec.job, spec.generation)
+    job.lease.step(BufferEvent.RETIRE)
+    fault = _judge(job, code, status)
+    if fault is None:
+        results = _read_rows(job)
+        if not isinstance(results, LogitsFault):
+            rows, deliveries = results
+            device_ns = status.device_ns if status else 0
+            return Completed(JobDone(spec.job, spec.generation, rows, device_ns), job, ended_ns, deliveries)
+        fault = Failure("output", results.code, FaultClass.ARTIFACT, results.detail)
+    return Completed(JobFailed(spec.job, spec.generation, fault), job, ended_ns)
+
+
+def _judge(job: SubmittedJob, code: Code, status: JobStatus | None) -> Failure | None:
+    """Code and status are judged together: success of one does not excuse the other (seed 003, FI08)."""
+    if code != CalCode.SUCCESS:
+        return failure("wait", code)
+    if status is None:
+        return Failure("wait", code, FaultClass.UNKNOWN, "success without a status")
+    if status.status is not StatusKind.DONE:
+        return Failure("status", code, FaultClass.DEVICE, status.status.value)
+    if status.ticket != job.ticket or status.generation != job.spec.generation:
+        return Failure("status", code, FaultClass.UNKNOWN, "the completion names another job or generation")
+    return None
+
+
+def _read_rows(
+    job: SubmittedJob,
+) -> tuple[tuple[RowResult, ...], list[Delivery | None]] | LogitsFault:
+    """Sample every row that has logits, in one call, and advance its sequence."""
+    index = logits_index(job.contract, job.spec)
+    wanted = [i for i, at in enumerate(index) if at is not None]
+    results: list[RowResult] = [_NO_ROW] * len(index)
+    deliveries: list[Delivery | None] = [None] * len(index)
+    if not wanted:
+        return tuple(results), deliveries
+    logits = read_logits(job.contract, job.lease.buffers, [index[i] for i in wanted])
+    if isinstance(logits, LogitsFault):
+        return logits
+    sequences = [job.sequences[i] for i in wanted]
+    choices = choose_rows([s.sampler for s in sequences], logits, [len(s.generated) for s in sequences])
+    for i, sequence, choice in zip(wanted, sequences, choices, strict=True):
+        advance = sequence.advance(choice)
+        sampled = advance.end is not RowEnd.ERROR
+        results[i] = RowResult(advance.end, int(sampled))
+        if sampled:
+            kept = (choice,) if sequence.keeps_choices else ()
+            deliveries[i] = Delivery(sequence.request, advance.text, (choice.token,), kept)
+    return tuple(results), deliveries

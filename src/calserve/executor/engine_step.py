@@ -1,0 +1,247 @@
+"""The engine step: one message in, `core`'s orders carried out.
+
+Runs on the engine thread, which alone holds the engine, the buffer pools and every sequence that is not in a
+job. A turn: the message's fact goes to `core`; lanes it freed are released on the device; its jobs are
+prepared and submitted at once; only then are clients told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from calserve.core.commands import (
+    Command,
+    Configure,
+    Emit,
+    Exit,
+    Finish,
+    Release,
+    ReleaseLane,
+    Reset,
+    SubmitJob,
+    Validate,
+    Warm,
+)
+from calserve.core.engine import Engine
+from calserve.core.events import Event, JobFailed, JobSubmitted, PrepareFailed
+from calserve.core.job import JobSpec
+from calserve.core.outcomes import Failure, FaultClass
+from calserve.core.states import BufferEvent
+from calserve.executor.clock import Clock
+from calserve.executor.completion import Completed, SubmittedJob
+from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder
+from calserve.executor.messages import Delivery, Ending, Inspect, Outlet, Recorder, Submission
+from calserve.executor.pool import BufferPool, Lease, PoolKey
+from calserve.executor.prepare import check_job
+from calserve.executor.sequence import Sequence
+from calserve.runtime.contract import Session
+from calserve.runtime.encoding import encode
+from calserve.runtime.errors import CalCode, failure
+
+Message = Submission | Completed | LifecycleDone | Inspect | Event
+
+
+@dataclass(slots=True)
+class SessionPort:
+    """What the engine thread holds of one warm session."""
+
+    session: Session
+    generation: int
+    pool: BufferPool
+    last_ended_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Where orders go: to the completion thread of a session, to the lifecycle thread."""
+
+    to_completion: Callable[[str, SubmittedJob], None]
+    to_lifecycle: Callable[[LifecycleOrder], None]
+
+
+@dataclass(slots=True)
+class EngineSteps:
+    """Invariants: a sequence is in `sequences`, in a job, or dropped; a lease is in a pool, in a job, or
+    quarantined. Called on the engine thread only.
+    """
+
+    engine: Engine
+    outlet: Outlet
+    ways: Ways
+    clock: Clock
+    recorders: Many[Recorder] = ()
+    jobs_kept: int = 2  # buffers per pool key: one in flight, one being cleaned
+    ports: dict[str, SessionPort] = field(default_factory=dict)
+    sequences: dict[str, Sequence | None] = field(default_factory=dict)  # None: in a job
+    returning: list[tuple[BufferPool, Lease]] = field(default_factory=list)
+
+    def take(self, message: Message) -> None:
+        """One message to its end."""
+        match message:
+            case Submission():
+                self.sequences[message.event.request] = message.sequence
+                self._turn(message.event, {})
+            case Completed():
+                self._turn(message.event, self._retire(message))
+            case LifecycleDone():
+                self._adopt(message)
+                self._turn(message.event, {})
+                self._tell_sessions()
+            case Inspect():
+                message.reply(self.engine.snapshot(self.clock()))
+            case _:
+                self._turn(message, {})
+
+    def wait_timeout_ns(self) -> int | None:
+        """How long the inbox may be waited on before `core` wants a Tick; None for ever."""
+        due = self.engine.next_deadline_ns()
+        return None if due is None else max(0, due - self.clock())
+
+    def _turn(self, event: Event, said: dict[tuple[int, int], Delivery]) -> None:
+        batch: list[Delivery | Ending] = []
+        later: list[Command] = []
+        facts: deque[Event] = deque((event,))
+        while facts:
+            fact = facts.popleft()
+            now = self.clock()
+            commands = self.engine.handle(fact, now)
+            for record in self.recorders:
+                record(now, fact, commands)
+            for command in commands:
+                if isinstance(command, SubmitJob):
+                    facts.append(self._submit(command.spec))
+                elif isinstance(command, ReleaseLane):
+                    self._release_lane(command)
+                else:
+                    later.append(command)
+        changed = False
+        for command in later:
+            match command:
+                case Emit():
+                    delivery = said.get((command.job, command.row))
+                    if delivery is not None:
+                        batch.append(delivery)
+                case Finish():
+                    self.sequences.pop(command.request, None)
+                    batch.append(
+                        Ending(command.request, command.reason, command.usage, command.refusal, command.failure)
+                    )
+                case Exit():
+                    self._flush(batch)
+                    batch = []
+                    self.outlet.exit(command.code, command.reason)
+                case _:
+                    changed = True
+                    self._order(command)
+        self._flush(batch)
+        if changed:
+            self._tell_sessions()
+        self._clean()
+
+    def _flush(self, batch: list[Delivery | Ending]) -> None:
+        if batch:
+            self.outlet.deliver(batch)
+
+    def _tell_sessions(self) -> None:
+        self.outlet.sessions_changed(self.engine.snapshot(self.clock()).sessions)
+
+    # jobs
+
+    def _submit(self, spec: JobSpec) -> JobSubmitted | PrepareFailed:
+        """Prepare, encode, submit. A failure at any step gives back what was taken, in reverse order."""
+        port = self.ports[spec.session]
+        contract = port.session.graphs[spec.graph]
+        wrong = check_job(contract, spec)
+        if wrong:
+            return _unprepared(spec, Failure("prepare", CalCode.SHAPE_MISMATCH, FaultClass.PROGRAMMING, wrong))
+        key = PoolKey(spec.generation, spec.graph, spec.task, spec.bank, contract.profile.batch)
+        code, lease = port.pool.take(key)
+        if lease is None:
+            return _unprepared(spec, failure("buffers", code))
+        fault = self._load(port, spec, lease)
+        if fault is not None:
+            self.returning.append((port.pool, lease))
+            return _unprepared(spec, fault)
+        code, ticket = port.session.submit(spec, lease.buffers)
+        if ticket is None:
+            self.returning.append((port.pool, lease))
+            return _unprepared(spec, failure("submit", code))
+        lease.step(BufferEvent.SUBMIT)
+        idle = self.clock() - port.last_ended_ns if port.last_ended_ns else 0
+        port.last_ended_ns = 0
+        sequences = [self._lend(row.request) for row in spec.rows]
+        job = SubmittedJob(spec, port.session, contract, ticket, lease, sequences)
+        self.ways.to_completion(spec.session, job)
+        return JobSubmitted(spec.job, spec.generation, idle)
+
+    def _load(self, port: SessionPort, spec: JobSpec, lease: Lease) -> Failure | None:
+        """Device KV, then tensors. The sequences stay here until the device took the job."""
+        tokens = []
+        for row in spec.rows:
+            sequence = self.sequences[row.request]
+            assert sequence is not None, f"{row.request} is already in a job"
+            if row.first_position == 0 and sequence.generated:
+                sequence.restart()
+            tokens.append(sequence.tokens(row.first_position, row.token_count))
+            code = port.session.kv.apply(row.lane, row.kv_units, row.first_position + row.token_count)
+            if code:
+                return failure("kv", code, f"the board refused units for lane {row.lane}")
+        fault = encode(port.session.graphs[spec.graph], spec, tokens, lease.buffers)
+        return failure(fault.operation, fault.code, fault.tensor) if fault else None
+
+    def _lend(self, request: str) -> Sequence:
+        sequence = self.sequences[request]
+        assert sequence is not None
+        self.sequences[request] = None
+        return sequence
+
+    def _retire(self, done: Completed) -> dict[tuple[int, int], Delivery]:
+        """Take back what travelled with the job; a sequence whose request ended meanwhile is dropped."""
+        job = done.job
+        for sequence in job.sequences:
+            if sequence.request in self.sequences:
+                self.sequences[sequence.request] = sequence
+        port = self.ports.get(job.spec.session)
+        if port is None or port.generation != job.spec.generation:
+            job.lease.step(BufferEvent.QUARANTINE)  # its pool is gone; the memory goes with the old session
+        elif isinstance(done.event, JobFailed):
+            port.pool.quarantine(job.lease)
+        else:
+            port.last_ended_ns = done.ended_ns
+            self.returning.append((port.pool, job.lease))
+        number = job.spec.job
+        return {(number, i): said for i, said in enumerate(done.deliveries) if said is not None}
+
+    def _clean(self) -> None:
+        """Clean returned buffers while the next job runs: nobody waits for this."""
+        for pool, lease in self.returning:
+            pool.give_back(lease)
+        self.returning.clear()
+
+    def _release_lane(self, command: ReleaseLane) -> None:
+        port = self.ports.get(command.session)
+        if port is not None and port.generation == command.generation:
+            port.session.kv.release(command.lane)
+
+    # lifecycle
+
+    def _adopt(self, done: LifecycleDone) -> None:
+        if done.session is not None:
+            session = done.session
+            generation = getattr(done.event, "generation", 0)
+            self.ports[session.name] = SessionPort(session, generation, BufferPool(session, self.jobs_kept))
+
+    def _order(self, command: Command) -> None:
+        session = None
+        if isinstance(command, Release | Reset):
+            port = self.ports.pop(command.session, None)
+            session = port.session if port is not None else None
+        assert isinstance(command, Validate | Configure | Warm | Release | Reset)
+        self.ways.to_lifecycle(LifecycleOrder(command, session))
+
+
+def _unprepared(spec: JobSpec, fault: Failure) -> PrepareFailed:
+    return PrepareFailed(spec.job, spec.generation, fault)

@@ -1,0 +1,127 @@
+"""Threads around the steps of one board.
+
+Owns the inbox, the order queue, one job queue per session, and the threads that block on them. A thread body
+decides nothing: it blocks, then calls a step with what the blocking call returned.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from calserve.core.engine import Engine
+from calserve.core.events import JobOverdue, Tick
+from calserve.executor.clock import Clock
+from calserve.executor.completion import SubmittedJob, completion_step
+from calserve.executor.engine_step import EngineSteps, Message, Ways
+from calserve.executor.lifecycle import LifecycleOrder, LifecycleSteps, OpenPackage
+from calserve.executor.messages import Outlet, Recorder
+from calserve.runtime.contract import Board, LoadOptions
+
+_log = logging.getLogger(__name__)
+
+# Exit code when an invariant breaks: sysexits' EX_SOFTWARE.
+EXIT_BROKEN_INVARIANT = 70
+# How long an overdue job is waited on between two looks; nothing depends on its value.
+_WAIT_AGAIN_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorParts:
+    """What one board's executor is made of; put together by the composition root."""
+
+    board: Board
+    engine: Engine
+    outlet: Outlet
+    open_package: OpenPackage
+    options: Mapping[str, LoadOptions]  # by session name
+    clock: Clock
+    recorders: Many[Recorder] = ()
+
+
+class BoardExecutor:
+    """One board's threads. `post` may be called from any thread; everything else from the one that made it."""
+
+    def __init__(self, parts: ExecutorParts) -> None:
+        self._parts = parts
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[LifecycleOrder | None] = queue.SimpleQueue()
+        self._jobs: dict[str, queue.SimpleQueue[SubmittedJob | None]] = {
+            name: queue.SimpleQueue() for name in parts.options
+        }
+        self._threads: list[threading.Thread] = []
+        self._steps = EngineSteps(
+            parts.engine,
+            parts.outlet,
+            Ways(lambda session, job: self._jobs[session].put(job), self._orders.put),
+            parts.clock,
+            parts.recorders,
+        )
+        self._lifecycle = LifecycleSteps(parts.board, parts.open_package, parts.options, parts.clock)
+
+    def start(self) -> None:
+        """Start every thread. Daemons: a job that never completes must not keep a process that was told to end."""
+        bodies = [("engine", self._run_engine, ()), ("lifecycle", self._run_lifecycle, ())]
+        bodies += [(f"completion-{name}", self._run_completion, (name,)) for name in self._jobs]  # type: ignore[list-item]
+        for name, body, args in bodies:
+            thread = threading.Thread(target=self._guard, args=(body, *args), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def post(self, message: Message) -> None:
+        """Put a message in the engine's inbox. Never blocks; what was put is no longer the caller's."""
+        self._inbox.put(message)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Stop the threads; True when all of them ended. Sessions are core's to release before this."""
+        for jobs in self._jobs.values():
+            jobs.put(None)
+        self._orders.put(None)
+        self._inbox.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _guard(self, body: object, *args: object) -> None:
+        """A broken invariant on any thread ends the process's service, loudly: nothing goes on half-true."""
+        try:
+            body(*args)  # type: ignore[operator]
+        except Exception:
+            _log.critical("%s thread stopped", threading.current_thread().name, exc_info=True)
+            self._parts.outlet.exit(EXIT_BROKEN_INVARIANT, "an internal invariant broke; see the log")
+
+    def _run_engine(self) -> None:
+        steps = self._steps
+        while True:
+            timeout = steps.wait_timeout_ns()
+            message: Message | None
+            try:
+                message = self._inbox.get(timeout=None if timeout is None else timeout / 1e9)
+            except queue.Empty:
+                message = Tick()
+            if message is None:
+                return
+            steps.take(message)
+
+    def _run_completion(self, name: str) -> None:
+        jobs, clock = self._jobs[name], self._parts.clock
+        while (job := jobs.get()) is not None:
+            timeout = max(0, job.spec.execution_deadline_ns - clock())
+            while True:
+                code, status = job.session.wait(job.ticket, timeout)
+                was_overdue = job.is_overdue
+                outcome = completion_step(job, code, status, clock())
+                if not isinstance(outcome, JobOverdue):
+                    self._inbox.put(outcome)
+                    break
+                if not was_overdue:
+                    self._inbox.put(outcome)
+                timeout = _WAIT_AGAIN_NS
+
+    def _run_lifecycle(self) -> None:
+        while (order := self._orders.get()) is not None:
+            self._inbox.put(self._lifecycle.take(order))

@@ -1,0 +1,104 @@
+"""Host buffers, leased for one job at a time.
+
+Owns every HostBuffers of a session's generation. A lease only moves: pool -> engine thread (prepare, submit)
+-> completion thread (wait, read) -> engine thread -> pool. What cannot be cleaned on its way back, or whose
+device may still write it, is quarantined: never handed out again, dropped with the generation.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from calserve.core.job import Bank, Task
+from calserve.core.states import BUFFER_STEPS, BufferEvent, BufferState, step
+from calserve.runtime.contract import Code, HostBuffers, Session
+from calserve.runtime.errors import CalCode
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """What buffers must match to be reused (seed 000, section 4.1)."""
+
+    generation: int
+    graph: str
+    task: Task
+    bank: Bank
+    profile: int
+
+
+class Lease:
+    """Sole right to one set of buffers, with the state they are in.
+
+    Invariants: one holder; a lease dropped while the device may write its memory is an error and says so.
+    """
+
+    __slots__ = ("buffers", "key", "state")
+
+    def __init__(self, key: PoolKey, buffers: HostBuffers) -> None:
+        self.key = key
+        self.buffers = buffers
+        self.state = BufferState.FREE
+
+    def step(self, event: BufferEvent) -> None:
+        self.state = step(BUFFER_STEPS, self.state, event)
+
+    def __del__(self) -> None:
+        if self.state in (BufferState.SUBMITTED, BufferState.RUNNING):
+            _log.critical("a buffer lease was dropped while submitted: %s", self.key)
+
+
+@dataclass(slots=True)
+class BufferPool:
+    """Buffers of one session. Called on the engine thread only.
+
+    Invariant: free + leased + quarantined = allocated. Allocation happens on first use of a key and stays within
+    `limit` per key, which bounds memory: jobs in flight plus one being cleaned.
+    """
+
+    session: Session
+    limit: int
+    free: dict[PoolKey, list[Lease]] = field(default_factory=dict)
+    allocated: dict[PoolKey, int] = field(default_factory=dict)
+    leased: int = 0
+    quarantined: list[Lease] = field(default_factory=list)
+
+    def take(self, key: PoolKey) -> tuple[Code, Lease | None]:
+        """A clean lease in state Preparing, or the code that says why there is none (17: all are in use)."""
+        ready = self.free.get(key)
+        if ready:
+            lease = ready.pop()
+        else:
+            if self.allocated.get(key, 0) >= self.limit:
+                return CalCode.DEVICE_BUSY, None
+            code, buffers = self.session.allocate(key.graph, key.bank)
+            if buffers is None:
+                return code, None
+            self.allocated[key] = self.allocated.get(key, 0) + 1
+            lease = Lease(key, buffers)
+        lease.step(BufferEvent.LEASE)
+        self.leased += 1
+        return 0, lease
+
+    def give_back(self, lease: Lease) -> Code:
+        """Clean and free the lease, or quarantine it when cleaning fails. Never a submitted one."""
+        was_prepared_only = lease.state is BufferState.PREPARING
+        self.leased -= 1
+        code = lease.buffers.undo_slices() or lease.buffers.reset()
+        if code:
+            lease.step(BufferEvent.QUARANTINE)
+            self.quarantined.append(lease)
+            self.allocated[lease.key] -= 1
+            return code
+        lease.step(BufferEvent.GIVE_UP if was_prepared_only else BufferEvent.GIVE_BACK)
+        self.free.setdefault(lease.key, []).append(lease)
+        return 0
+
+    def quarantine(self, lease: Lease) -> None:
+        """The device may still write this memory, or wrote it wrongly: keep it, never reuse it."""
+        self.leased -= 1
+        lease.step(BufferEvent.QUARANTINE)
+        self.quarantined.append(lease)
+        self.allocated[lease.key] -= 1

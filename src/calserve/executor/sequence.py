@@ -1,0 +1,109 @@
+"""One request's contents: its ids, its sampler, its text.
+
+Life: built by the service with the request, moved to the engine thread with the submission, into a job for as
+long as the job runs, back with its completion, dropped with the request's end. Only the completion step
+advances it, and only for a job that succeeded. `core` knows nothing of it but counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from calserve.core.outcomes import RowEnd
+from calserve.sampling.params import SamplingParams
+from calserve.sampling.sampler import Choice, Sampler
+from calserve.text.stream import TextStream
+from calserve.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationParams:
+    """How a request generates. `max_new_tokens` is already resolved against the context.
+
+    vocab_size: width of the logits, not the tokenizer's size. min_tokens: ending tokens are suppressed before this
+    many were generated. ignore_eos: end-of-text never ends the request. eos_ids end silently; stop_token_ids
+    likewise, and both count as generated.
+    """
+
+    sampling: SamplingParams
+    max_new_tokens: int
+    vocab_size: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    eos_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one sampled token did: the end it brought and the text that may leave now."""
+
+    end: RowEnd
+    text: str
+
+
+class Sequence:
+    """Invariants: `len(prompt) + len(generated)` is one more than the KV length after a decode; the text that
+    left so far is a prefix of the text of the whole output. One owner at a time.
+    """
+
+    __slots__ = ("_ends", "_text", "_tokenizer", "generated", "params", "prompt", "request", "sampler")
+
+    def __init__(self, request: str, prompt: Many[int], params: GenerationParams, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.prompt = list(prompt)
+        self.params = params
+        self.generated: list[int] = []
+        self.sampler = self._new_sampler()
+        self._tokenizer = tokenizer
+        self._text = TextStream(tokenizer, params.stops)
+        self._ends = dict.fromkeys(params.stop_token_ids, RowEnd.STOP_TOKEN)
+        if not params.ignore_eos:
+            self._ends |= dict.fromkeys(params.eos_ids, RowEnd.EOS)
+
+    @property
+    def keeps_choices(self) -> bool:
+        """Whether log-probabilities travel with the text."""
+        return self.params.sampling.logprobs is not None
+
+    def tokens(self, first: int, count: int) -> list[int]:
+        """Ids at positions first .. first+count-1 of prompt + output. All of them exist when a job is planned."""
+        prompt = self.prompt
+        if first >= len(prompt):
+            first -= len(prompt)
+            return self.generated[first : first + count]
+        return (prompt[first : first + count] + self.generated)[:count]
+
+    def advance(self, choice: Choice) -> Advance:
+        """Take the sampled token. Text held back leaves with the last token the request may generate."""
+        if choice.error is not None:
+            return Advance(RowEnd.ERROR, "")
+        self.generated.append(choice.token)
+        self.sampler.accept(choice.token)
+        end = self._ends.get(choice.token, RowEnd.NONE)
+        if end is not RowEnd.NONE:
+            return Advance(end, self._text.finish())
+        piece = self._text.push(choice.token)
+        if piece.stopped:
+            return Advance(RowEnd.STOP_STRING, piece.text)
+        if len(self.generated) >= self.params.max_new_tokens:
+            return Advance(RowEnd.NONE, piece.text + self._text.finish())
+        return Advance(RowEnd.NONE, piece.text)
+
+    def restart(self) -> None:
+        """Back to the prompt: the request was queued again before anything of it was sent."""
+        self.generated.clear()
+        self.sampler = self._new_sampler()
+        self._text = TextStream(self._tokenizer, self.params.stops)
+
+    def _new_sampler(self) -> Sampler:
+        params = self.params
+        return Sampler(
+            params.sampling,
+            params.vocab_size,
+            self.prompt,
+            params.eos_ids + params.stop_token_ids,
+            params.min_tokens,
+        )

@@ -1,0 +1,220 @@
+"""Goldens and step times, on a session nobody else uses yet.
+
+Owns a naive loop over the contract: encode, submit, wait, look. A golden that fails keeps the generation from
+ever being Ready; the measured times are what profile choice and execution deadlines rest on.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from calserve.core.board import StepTime
+from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
+from calserve.core.outcomes import Failure, FaultClass
+from calserve.executor.clock import Clock
+from calserve.executor.logits import LogitsFault, read_logits
+from calserve.executor.prepare import check_job
+from calserve.runtime.contract import BoardPackage, Golden, GraphContract, HostBuffers, Session, StatusKind
+from calserve.runtime.encoding import encode, logits_index
+from calserve.runtime.errors import CalCode, failure
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+
+# A step that takes longer than this while warming up is a board that does not answer.
+_STEP_TIMEOUT_NS = 60_000_000_000
+_TIMED_STEPS = 7
+_PREFILL_LENGTHS = (32, 160)
+
+
+class WarmupFailed(Exception):
+    """Unwinds the loop; leaves `warm_session` as its `failure` value."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
+def warm_session(
+    session: Session, package: BoardPackage, generation: int, clock: Clock
+) -> tuple[StepTime, ...] | Failure:
+    """Run every golden, then time each graph. Returns step times per graph, or the first failure."""
+    rig = _Rig(session, generation, clock)
+    try:
+        for golden in package.goldens:
+            _check_golden(rig, golden, package.golden_tolerance)
+        return _measure(rig, package)
+    except WarmupFailed as end:
+        return end.failure
+
+
+@dataclass(slots=True)
+class _Rig:
+    """Runs one job at a time, synchronously. Lanes and units are given out by position: lane i, units i*n..."""
+
+    session: Session
+    generation: int
+    clock: Clock
+    buffers: dict[str, HostBuffers] = field(default_factory=dict)
+    job: int = -1
+
+    def units(self, lane: int, length: int) -> tuple[int, ...]:
+        per_lane = max(1, self.session.kv_units // self.session.lanes)
+        needed = -(-length // self.session.unit_tokens)
+        if needed > per_lane:
+            wrong = f"{length} tokens need {needed} units, a lane has {per_lane}"
+            raise WarmupFailed(Failure("warm", CalCode.OUT_OF_RANGE, FaultClass.ARTIFACT, wrong))
+        return tuple(range(lane * per_lane, lane * per_lane + needed))
+
+    def row(self, lane: int, first: int, count: int) -> Row:
+        units = self.units(lane, first + count)
+        code = self.session.kv.apply(lane, units, first + count)
+        if code:
+            raise WarmupFailed(failure("warm", code, f"lane {lane} was refused by the board's KV"))
+        return Row(f"warm-{lane}", lane, units, first, count, LogitsWanted.LAST)
+
+    def run(self, graph: GraphContract, task: Task, rows: Many[Row], tokens: Many[Many[int]]) -> tuple[Logits, int]:
+        """One job to its end: float32[rows, vocab] (copied) and its duration in ns from submit."""
+        self.job -= 1
+        deadline = self.clock() + _STEP_TIMEOUT_NS
+        spec = JobSpec(self.job, self.generation, self.session.name, graph.name, task, Bank.AUTO, deadline, tuple(rows))
+        buffers = self._buffers(graph)
+        wrong = check_job(graph, spec)
+        if wrong:
+            raise WarmupFailed(Failure("warm", CalCode.SHAPE_MISMATCH, FaultClass.ARTIFACT, wrong))
+        fault = encode(graph, spec, tokens, buffers)
+        if fault:
+            raise WarmupFailed(failure("warm", fault.code, f"{fault.operation} of {fault.tensor}"))
+        began = self.clock()
+        code, ticket = self.session.submit(spec, buffers)
+        if ticket is None:
+            raise WarmupFailed(failure("warm", code, "submit"))
+        code, status = self.session.wait(ticket, _STEP_TIMEOUT_NS)
+        took = self.clock() - began
+        if code or status is None or status.status is not StatusKind.DONE:
+            raise WarmupFailed(failure("warm", code or CalCode.DEVICE_CRASH, f"wait: {status and status.status.value}"))
+        logits = read_logits(graph, buffers, logits_index(graph, spec))
+        if isinstance(logits, LogitsFault):
+            raise WarmupFailed(Failure("warm", logits.code, FaultClass.ARTIFACT, logits.detail))
+        if not np.isfinite(logits).all():
+            raise WarmupFailed(Failure("warm", CalCode.UNEXPECTED, FaultClass.ARTIFACT, "logits are not finite"))
+        logits = logits.copy()
+        code = buffers.undo_slices() or buffers.reset()
+        if code:
+            raise WarmupFailed(failure("warm", code, "buffers could not be cleaned"))
+        return logits, took
+
+    def release(self, lanes: int) -> None:
+        for lane in range(lanes):
+            self.session.kv.release(lane)
+
+    def prefill_graph(self) -> GraphContract:
+        return _first(self.session, Task.PREFILL)
+
+    def decode_graph(self, lanes: int) -> GraphContract | None:
+        """The smallest graph that decodes `lanes` sequences at once."""
+        fits = [g for g in _able(self.session, Task.DECODE) if g.profile.batch >= lanes]
+        return min(fits, key=lambda g: g.profile.batch, default=None)
+
+    def _buffers(self, graph: GraphContract) -> HostBuffers:
+        if graph.name not in self.buffers:
+            code, made = self.session.allocate(graph.name, Bank.AUTO)
+            if made is None:
+                raise WarmupFailed(failure("warm", code, f"buffers of {graph.name}"))
+            self.buffers[graph.name] = made
+        return self.buffers[graph.name]
+
+
+def _able(session: Session, task: Task) -> list[GraphContract]:
+    return [graph for graph in session.graphs.values() if task in graph.profile.tasks]
+
+
+def _first(session: Session, task: Task) -> GraphContract:
+    able = _able(session, task)
+    if not able:
+        raise WarmupFailed(Failure("warm", CalCode.INVALID_CALBIN, FaultClass.ARTIFACT, f"no graph can {task.value}"))
+    return able[0]
+
+
+def _check_golden(rig: _Rig, golden: Golden, tolerance: float) -> None:
+    """Teacher-forced: each step's best token is the recorded one, unless the recorded lead was within tolerance."""
+    prompt, length = golden.prompt_ids, len(golden.prompt_ids)
+    graph = rig.prefill_graph()
+    logits, _ = rig.run(graph, Task.PREFILL, [rig.row(0, 0, length)], [prompt])
+    decode = rig.decode_graph(1)
+    if decode is None:
+        raise WarmupFailed(Failure("warm", CalCode.INVALID_CALBIN, FaultClass.ARTIFACT, "no graph can decode"))
+    for step, (expected, margin) in enumerate(zip(golden.output_ids, golden.margins, strict=True)):
+        best = int(logits[0].argmax())
+        if best != expected and margin >= tolerance:
+            detail = f"golden step {step}: token {best} where {expected} leads by {margin:.3f}"
+            raise WarmupFailed(Failure("golden", CalCode.UNEXPECTED, FaultClass.ARTIFACT, detail))
+        if step + 1 < len(golden.output_ids):
+            row = rig.row(0, length + step, 1)
+            logits, _ = rig.run(decode, Task.DECODE, [row], [[expected]])
+    rig.release(1)
+
+
+def _measure(rig: _Rig, package: BoardPackage) -> tuple[StepTime, ...]:
+    prefill = rig.prefill_graph()
+    base, per_token = _time_prefill(rig, prefill, package)
+    decode: dict[str, list[tuple[int, int]]] = {}
+    for lanes in sorted(set(package.profiles)):
+        graph = rig.decode_graph(lanes)
+        if graph is not None and lanes <= rig.session.lanes:
+            took = _time_decode(rig, graph, lanes, package)
+            decode.setdefault(graph.name, []).append((lanes, took))
+    times = []
+    for graph in rig.session.graphs.values():
+        does_prefill = Task.PREFILL in graph.profile.tasks
+        times.append(
+            StepTime(
+                graph.name,
+                tuple(decode.get(graph.name, ())),
+                base if does_prefill else 0,
+                per_token if does_prefill else 0,
+            )
+        )
+    return tuple(times)
+
+
+def _filler(package: BoardPackage, count: int) -> list[int]:
+    """Ids that mean nothing, spread over the vocabulary."""
+    return [(17 * i + 3) % package.vocab_size for i in range(count)]
+
+
+def _time_prefill(rig: _Rig, graph: GraphContract, package: BoardPackage) -> tuple[int, int]:
+    """(base, per token) in ns from two lengths, each the smaller of two runs."""
+    room = min(graph.profile.max_row_tokens, graph.profile.max_tokens)
+    lengths = [min(n, room) for n in _PREFILL_LENGTHS]
+    took = []
+    for length in lengths:
+        runs = []
+        for _ in range(2):
+            rows = [rig.row(0, 0, length)]
+            runs.append(rig.run(graph, Task.PREFILL, rows, [_filler(package, length)])[1])
+            rig.release(1)
+        took.append(min(runs))
+    if lengths[1] == lengths[0]:
+        return took[0], 0
+    per_token = max(0, took[1] - took[0]) // (lengths[1] - lengths[0])
+    return max(0, took[0] - per_token * lengths[0]), per_token
+
+
+def _time_decode(rig: _Rig, graph: GraphContract, lanes: int, package: BoardPackage) -> int:
+    """Median step time in ns with `lanes` sequences of a short common length."""
+    prompt = _filler(package, min(8, graph.profile.max_tokens // 2))
+    prefill = rig.prefill_graph()
+    for lane in range(lanes):
+        rig.run(prefill, Task.PREFILL, [rig.row(lane, 0, len(prompt))], [prompt])
+    steps = min(_TIMED_STEPS, graph.profile.max_tokens - len(prompt))
+    took = []
+    for step in range(steps):
+        rows = [rig.row(lane, len(prompt) + step, 1) for lane in range(lanes)]
+        took.append(rig.run(graph, Task.DECODE, rows, [[prompt[0]]] * lanes)[1])
+    rig.release(lanes)
+    return int(statistics.median(took))
