@@ -1,0 +1,279 @@
+"""The scheduler's configuration: file, environment and flags in; checked numbers out.
+
+Owns the format `calculet-scheduler/v1` (seed 002, section 15) with our documented additions, and the cross-check
+against a package and a board's proofs. Must not know how a number is used. Life: read once at start; a wrong file
+ends the start with one sentence.
+
+Sources, later ones win: the defaults of `core.config`, the file, the environment
+(`CALSERVE_ADMISSION__MAX_WAITING_REQUESTS=64`), overrides given as flags (`admission.max_waiting_requests=64`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import yaml
+
+from calserve.core.config import SchedulerConfig, TenantPolicy
+
+SCHEMA = "calculet-scheduler/v1"
+ENVIRONMENT_PREFIX = "CALSERVE_"
+# A configuration is a page of text; anything larger is the wrong file.
+MAX_FILE_BYTES = 1 << 20
+# Nanoseconds in 64 bits end after 292 years; nobody means more than a day here.
+MAX_MS = 86_400_000
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Milliseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_MS)]
+Microseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MS * 1000)]
+Percent: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Weight: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+_DEFAULT = SchedulerConfig()
+_NS_PER_MS, _NS_PER_US = 1_000_000, 1_000
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be served; the text is one sentence that names the key."""
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Admission(_Section, frozen=True):
+    """max_active_long_prefills is ours: long prompts admitted at once."""
+
+    max_waiting_requests: Positive = _DEFAULT.max_waiting_requests
+    max_waiting_prompt_tokens: Positive = _DEFAULT.max_waiting_prompt_tokens
+    deadline_default_ms: Milliseconds = _DEFAULT.deadline_default_ns // _NS_PER_MS
+    max_active_long_prefills: Positive = _DEFAULT.max_active_long_prefills
+
+
+class Queues(_Section, frozen=True):
+    """decode_cost_weight is ours: what an output token costs in the fair queue against a prompt token."""
+
+    decode_weight: Weight = _DEFAULT.decode_weight
+    short_prefill_weight: Weight = _DEFAULT.short_prefill_weight
+    medium_prefill_weight: Weight = _DEFAULT.medium_prefill_weight
+    long_prefill_weight: Weight = _DEFAULT.long_prefill_weight
+    short_prefill_max_tokens: Positive = _DEFAULT.short_prefill_max_tokens
+    medium_prefill_max_tokens: Positive = _DEFAULT.medium_prefill_max_tokens
+    decode_cost_weight: Weight = _DEFAULT.decode_cost_weight
+
+
+class Batch(_Section, frozen=True):
+    """Without `profiles` every profile of the package is used. The last two are ours."""
+
+    profiles: tuple[Positive, ...] | None = None
+    batching_window_us: Microseconds = _DEFAULT.batching_window_ns // _NS_PER_US
+    prefill_chunk_tokens: Positive = _DEFAULT.prefill_chunk_tokens
+    tenant_lane_share_percent: Percent = _DEFAULT.tenant_lane_share_percent
+
+
+class Executor(_Section, frozen=True):
+    """All but the first two are ours; see `core.config.SchedulerConfig`."""
+
+    max_inflight: Annotated[int, msgspec.Meta(ge=1, le=2)] = _DEFAULT.max_in_flight
+    fixed_engine: bool = _DEFAULT.fixed_engine
+    execution_deadline_factor: Positive = _DEFAULT.execution_deadline_factor
+    execution_deadline_floor_ms: Milliseconds = _DEFAULT.execution_deadline_floor_ns // _NS_PER_MS
+    overdue_grace_ms: Milliseconds = _DEFAULT.overdue_grace_ns // _NS_PER_MS
+    max_transient_retries: Count = _DEFAULT.max_transient_retries
+    transient_backoff_ms: Milliseconds = _DEFAULT.transient_backoff_ns // _NS_PER_MS
+
+
+class Recovery(_Section, frozen=True):
+    """recovery_drain_ms is ours: the longest drain before a reset."""
+
+    max_resets_per_10min: Count = _DEFAULT.max_resets
+    restart_on_unknown_dma: bool = _DEFAULT.restart_on_unknown_dma
+    recovery_drain_ms: Milliseconds = _DEFAULT.recovery_drain_ns // _NS_PER_MS
+
+
+class Tenant(_Section, frozen=True):
+    """Ours. 0 means no own limit."""
+
+    weight: Weight = 1
+    max_active_requests: Count = 0
+    max_waiting_requests: Count = 0
+    max_waiting_prompt_tokens: Count = 0
+
+
+class _File(_Section, frozen=True):
+    schema: str = SCHEMA
+    model_alias: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+    admission: Admission = Admission()
+    queues: Queues = Queues()
+    batch: Batch = Batch()
+    executor: Executor = Executor()
+    recovery: Recovery = Recovery()
+    tenants: dict[str, Tenant] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """What a start needs. model_alias: the name clients use, or None to take the package's own."""
+
+    scheduler: SchedulerConfig
+    model_alias: str | None = None
+
+
+def load_config(
+    path: Path | None,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    overrides: Mapping[str, str] = MappingProxyType({}),
+) -> ServiceConfig:
+    """Read, merge and check.
+
+    Args:
+        path: a `calculet-scheduler/v1` file, or None for the defaults.
+        environ: the process environment; only names `CALSERVE_<SECTION>__<KEY>` are looked at.
+        overrides: dotted key to value, as given by flags.
+
+    Raises:
+        ConfigError: one sentence naming file and key.
+    """
+    tree: dict[str, Any] = {"schema": SCHEMA} if path is None else _read(path)
+    where = "the configuration" if path is None else str(path)
+    for name, value in sorted(environ.items()):
+        section, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and separator:
+            _override(tree, f"{section}.{key}", value, name)
+    for dotted, value in overrides.items():
+        _override(tree, dotted, value, dotted)
+    if tree.get("schema") != SCHEMA:
+        raise ConfigError(f"{where}: schema must be {SCHEMA}, not {str(tree.get('schema'))[:80]!r}.")
+    try:
+        file = msgspec.convert(tree, _File, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_sentence(str(error))}") from None
+    if file.queues.medium_prefill_max_tokens <= file.queues.short_prefill_max_tokens:
+        raise ConfigError(
+            f"{where}: queues.medium_prefill_max_tokens ({file.queues.medium_prefill_max_tokens}) must exceed "
+            f"queues.short_prefill_max_tokens ({file.queues.short_prefill_max_tokens})."
+        )
+    return ServiceConfig(_scheduler(file), file.model_alias)
+
+
+def check_profiles(config: SchedulerConfig, available: Collection[int]) -> None:
+    """Every profile asked for must be in the package's manifest (seed 002, section 15).
+
+    Raises:
+        ConfigError: naming the first one that is not.
+    """
+    if config.profiles is None:
+        return
+    if not config.profiles:
+        raise ConfigError("batch.profiles is empty; leave it out to use every profile of the package.")
+    for batch in config.profiles:
+        if batch not in available:
+            has = ", ".join(f"B{size}" for size in sorted(available))
+            raise ConfigError(f"batch.profiles asks for B{batch}, but the package has only {has}.")
+
+
+def check_proofs(config: SchedulerConfig, proven: Collection[str]) -> None:
+    """A configuration may not ask for more than is proven on this board and package.
+
+    Raises:
+        ConfigError: naming the capability.
+    """
+    asked: list[tuple[bool, str, str]] = [
+        (config.max_in_flight > 1, f"executor.max_inflight is {config.max_in_flight}", "concurrent_jobs"),
+        (max(config.profiles or (1,)) > 1, f"batch.profiles asks for B{max(config.profiles or (1,))}", "batch_lanes"),
+    ]
+    for is_asked, what, capability in asked:
+        if is_asked and capability not in proven:
+            raise ConfigError(f"{what}, but the capability {capability} is not proven on this board for this package.")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets a later key win silently; an operator's second `max_inflight:` must not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise ConfigError(f"the key {key_node.value!r} stands twice, on line {key_node.start_mark.line + 1}.")
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, so it is no configuration.")
+        tree = yaml.load(path.read_text("utf-8"), _UniqueKeys)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}.") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())[:200]}).") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: must be a mapping that starts with 'schema: {SCHEMA}'.")
+    return tree
+
+
+def _override(tree: dict[str, Any], dotted: str, text: str, source: str) -> None:
+    section, separator, key = dotted.partition(".")
+    if separator and (section not in _File.__struct_fields__ or section in ("schema", "model_alias")):
+        raise ConfigError(f"{source}: there is no section {section!r}.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{source}: {text[:80]!r} is not a value.") from None
+    if not separator:
+        tree[section] = value
+        return
+    below = tree.setdefault(section, {})
+    if not isinstance(below, dict):
+        raise ConfigError(f"{section} must be a mapping.")
+    if section == "tenants":
+        tenant, _, key = key.partition(".")
+        below = below.setdefault(tenant, {})
+    below[key] = value
+
+
+def _sentence(error: str) -> str:
+    """msgspec says `Expected `int`, got `str` - at `$.batch.x``; put the key first, as an operator reads it."""
+    message, separator, path = error.partition(" - at `$")
+    key = path.rstrip("`").lstrip(".")
+    return f"{key}: {message}." if separator and key else f"{message}."
+
+
+def _scheduler(file: _File) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_waiting_requests=file.admission.max_waiting_requests,
+        max_waiting_prompt_tokens=file.admission.max_waiting_prompt_tokens,
+        deadline_default_ns=file.admission.deadline_default_ms * _NS_PER_MS,
+        max_active_long_prefills=file.admission.max_active_long_prefills,
+        decode_weight=file.queues.decode_weight,
+        short_prefill_weight=file.queues.short_prefill_weight,
+        medium_prefill_weight=file.queues.medium_prefill_weight,
+        long_prefill_weight=file.queues.long_prefill_weight,
+        short_prefill_max_tokens=file.queues.short_prefill_max_tokens,
+        medium_prefill_max_tokens=file.queues.medium_prefill_max_tokens,
+        decode_cost_weight=file.queues.decode_cost_weight,
+        profiles=file.batch.profiles,
+        batching_window_ns=file.batch.batching_window_us * _NS_PER_US,
+        prefill_chunk_tokens=file.batch.prefill_chunk_tokens,
+        tenant_lane_share_percent=file.batch.tenant_lane_share_percent,
+        max_in_flight=file.executor.max_inflight,
+        fixed_engine=file.executor.fixed_engine,
+        execution_deadline_factor=file.executor.execution_deadline_factor,
+        execution_deadline_floor_ns=file.executor.execution_deadline_floor_ms * _NS_PER_MS,
+        overdue_grace_ns=file.executor.overdue_grace_ms * _NS_PER_MS,
+        max_transient_retries=file.executor.max_transient_retries,
+        transient_backoff_ns=file.executor.transient_backoff_ms * _NS_PER_MS,
+        max_resets=file.recovery.max_resets_per_10min,
+        restart_on_unknown_dma=file.recovery.restart_on_unknown_dma,
+        recovery_drain_ns=file.recovery.recovery_drain_ms * _NS_PER_MS,
+        tenants=MappingProxyType({name: TenantPolicy(**msgspec.structs.asdict(t)) for name, t in file.tenants.items()}),
+    )

@@ -1,0 +1,216 @@
+"""Clients that go away, stall, or are told of a bad end: lanes come back, and each stream ends exactly once."""
+
+import contextlib
+import json
+import socket
+
+import pytest
+from api_rig import MODEL, PATIENCE_S, Served, begins, events, says, silent
+
+from calserve.core.events import Cancel, CancelCause, ClientStalled
+from calserve.core.outcomes import Failure, FaultClass, FinishReason, Refusal, RefusalKind
+from calserve.executor.messages import Delivery, Submission
+
+
+def _send(served: Served, **body: object) -> socket.socket:
+    """A request on a bare socket, so that the client can vanish or stop reading."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(PATIENCE_S)
+    sock.connect(("127.0.0.1", served.port))
+    content = json.dumps({"model": MODEL, "prompt": "hi"} | body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    sock.sendall(head.encode() + b"\r\n\r\n" + content)
+    return sock
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_client_that_goes_away_frees_its_request(served: Served, stream: bool, has_begun: bool) -> None:
+    served.engine.script = silent
+    sock = _send(served, stream=stream)
+    request = served.engine.wait_post(Submission).event.request
+    if has_begun:
+        served.engine.say(request, "begun")
+        if stream:
+            assert sock.recv(1)
+    sock.close()
+    assert served.engine.wait_post(Cancel) == Cancel(request, CancelCause.CLIENT_GONE)
+    served.engine.wait_idle()
+    assert served.on_loop(lambda: served.bridge.open_streams) == 0
+
+
+def test_every_choice_of_a_client_that_goes_away_is_cancelled(served: Served) -> None:
+    served.engine.script = silent
+    sock = _send(served, stream=True, n=3)
+    served.engine.wait_post(Submission, 3)
+    sock.close()
+    served.engine.wait_post(Cancel, 3)
+    assert {p.request for p in served.engine.posts if isinstance(p, Cancel)} == {
+        s.event.request for s in served.engine.submissions
+    }
+    served.engine.wait_idle()
+
+
+def test_reader_that_stops_reading_is_stalled_and_cut_off(served: Served) -> None:
+    served.engine.script = silent
+    sock = _send(served, stream=True)
+    request = served.engine.wait_post(Submission).event.request
+    piece = Delivery(request, "x" * 65536, (65,))
+    # More than any socket buffer holds, then more than the stream may keep.
+    for _ in range(3000):
+        served.engine.say_many([piece])
+        if served.on_loop(lambda: ClientStalled(request) in served.engine.posts):
+            break
+    assert served.engine.posts.count(ClientStalled(request)) == 1
+    served.engine.wait_idle()
+    # Cut off: what the sockets hold can still be read, then the connection is gone, without a proper end.
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(1 << 20):
+            received = (received + data)[-64:]
+    assert b"[DONE]" not in received
+    sock.close()
+    assert served.on_loop(lambda: served.bridge.open_streams) == 0
+
+
+def test_slow_reader_that_catches_up_gets_everything(served: Served) -> None:
+    served.engine.script = says(*[f"{i:05d}" for i in range(2000)])
+    with served.client.stream("POST", "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True}) as r:
+        text = "".join(
+            json.loads(line[6:])["choices"][0]["text"] for line in r.iter_lines() if line.startswith("data: {")
+        )
+    assert text == "".join(f"{i:05d}" for i in range(2000))
+    assert not [p for p in served.engine.posts if isinstance(p, ClientStalled)]
+
+
+BAD_ENDS = [
+    (FinishReason.CANCELLED, None, 499, "cancelled"),
+    (FinishReason.DEADLINE, None, 504, "deadline_exceeded"),
+    (FinishReason.DEVICE_FAULT, None, 503, "device_fault"),
+    (FinishReason.SHUTDOWN, None, 503, "shutting_down"),
+    (FinishReason.INTERNAL, None, 500, "internal_error"),
+    (FinishReason.REFUSED, RefusalKind.INVALID, 400, "invalid_value"),
+    (FinishReason.REFUSED, RefusalKind.UNKNOWN_MODEL, 404, "model_not_found"),
+    (FinishReason.REFUSED, RefusalKind.TOO_LONG, 400, "context_length_exceeded"),
+    (FinishReason.REFUSED, RefusalKind.TOO_LARGE_FOR_KV, 400, "context_length_exceeded"),
+    (FinishReason.REFUSED, RefusalKind.QUEUE_FULL, 429, "queue_full"),
+    (FinishReason.REFUSED, RefusalKind.QUEUE_TOKENS_FULL, 429, "queue_tokens_full"),
+    (FinishReason.REFUSED, RefusalKind.TENANT_QUEUE_FULL, 429, "tenant_queue_full"),
+    (FinishReason.REFUSED, RefusalKind.MODEL_DRAINING, 503, "model_draining"),
+    (FinishReason.REFUSED, RefusalKind.MODEL_RECOVERING, 503, "model_recovering"),
+    (FinishReason.REFUSED, RefusalKind.MODEL_FAILED, 503, "model_failed"),
+]
+SECRET = "chip 7 at /dev/calculet0, 10.0.0.9"
+
+
+def _ends(reason: FinishReason, kind: RefusalKind | None, *texts: str):
+    def script(engine, submission: Submission) -> None:
+        request = submission.event.request
+        for text in texts:
+            engine.say(request, text)
+        refusal = Refusal(kind, limit=11, given=22) if kind else None
+        engine.end(request, reason, refusal, Failure("wait", 18, FaultClass.DEVICE, SECRET))
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("reason", "kind", "status", "code"), BAD_ENDS)
+def test_bad_end_before_any_text_has_its_own_status(
+    served: Served, stream: bool, reason: FinishReason, kind: RefusalKind | None, status: int, code: str
+) -> None:
+    served.engine.script = _ends(reason, kind)
+    response = served.complete(stream=stream)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert SECRET not in response.text
+    if kind in (RefusalKind.TOO_LONG, RefusalKind.QUEUE_TOKENS_FULL, RefusalKind.TOO_LARGE_FOR_KV):
+        assert "11" in response.text
+        assert "22" in response.text
+
+
+def test_every_refusal_and_every_bad_end_is_in_the_table() -> None:
+    told = {kind or reason for reason, kind, _, _ in BAD_ENDS}
+    good = {FinishReason.STOP, FinishReason.LENGTH, FinishReason.REFUSED}
+    assert told == (set(FinishReason) - good) | set(RefusalKind)
+
+
+@pytest.mark.parametrize(("reason", "kind", "status", "code"), BAD_ENDS[:5])
+def test_bad_end_in_an_open_stream_is_one_error_event_and_no_done(
+    served: Served, reason: FinishReason, kind: None, status: int, code: str
+) -> None:
+    served.engine.script = begins("half")
+    with served.client.stream(
+        "POST", "/v1/chat/completions",
+        json={"model": MODEL, "messages": [{"role": "user", "content": "a"}], "stream": True},
+    ) as response:  # fmt: skip
+        request = served.engine.wait_post(Submission).event.request
+        lines = response.iter_lines()
+        assert "role" in next(lines)
+        served.engine.end(request, reason, failure=Failure("wait", 18, FaultClass.DEVICE, SECRET))
+        body = "\n".join(lines)
+    assert response.status_code == 200
+    data = [line for line in body.split("\n") if line.startswith("data: ")]
+    assert json.loads(data[-1].removeprefix("data: "))["error"]["code"] == code
+    assert sum('"error"' in line for line in data) == 1
+    assert "[DONE]" not in body
+    assert SECRET not in body
+
+
+def test_second_terminal_of_a_request_is_never_seen(served: Served) -> None:
+    def twice(engine, submission: Submission) -> None:
+        request = submission.event.request
+        engine.say(request, "a")
+        engine.end(request, FinishReason.STOP)
+        engine.open[request] = 0
+        engine.say(request, "late")
+        engine.end(request, FinishReason.DEVICE_FAULT)
+
+    served.engine.script = twice
+    data = events(served.complete(stream=True).text)
+    assert data[-1] == "[DONE]"
+    assert not [event for event in data if "late" in event or "error" in event]
+    assert served.on_loop(lambda: served.bridge.dropped_items) == 2
+
+
+def test_one_bad_choice_ends_the_answer_and_cancels_the_others(served: Served) -> None:
+    def script(engine, submission: Submission) -> None:
+        if submission.event.request.endswith("-1"):
+            engine.end(submission.event.request, FinishReason.REFUSED, Refusal(RefusalKind.QUEUE_FULL, 3, 4))
+
+    served.engine.script = script
+    response = served.complete(n=3)
+    assert response.status_code == 429
+    served.engine.wait_post(Cancel, 2)
+    served.engine.wait_idle()
+
+
+def test_delete_cancels_an_open_request_and_tells_its_client(served: Served) -> None:
+    served.engine.script = begins("half")
+    with served.client.stream(
+        "POST", "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True}
+    ) as response:
+        lines = response.iter_lines()
+        id = json.loads(next(lines).removeprefix("data: "))["id"]
+        assert id == response.headers["x-request-id"]
+        # A second connection: the first is busy with the stream.
+        assert served.client.delete(f"/internal/requests/{id}").status_code == 200
+        assert '"code":"cancelled"' in "".join(lines)
+    assert served.engine.wait_post(Cancel) == Cancel(id, CancelCause.ASKED)
+    assert served.client.delete(f"/internal/requests/{id}").status_code == 404
+
+
+@pytest.mark.parametrize("id", ["nothing", "chatcmpl-" + "0" * 32, "%2e%2e", "a" * 600])
+def test_delete_of_an_unknown_request_is_a_404(served: Served, id: str) -> None:
+    assert served.client.delete(f"/internal/requests/{id}").status_code == 404
+
+
+def test_broken_invariant_is_a_500_without_details_and_the_server_stays(served: Served) -> None:
+    served.engine.post_error = RuntimeError(SECRET)
+    response = served.complete()
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert SECRET not in response.text
+    served.engine.post_error = None
+    assert served.complete().status_code == 200

@@ -1,0 +1,148 @@
+"""DESIGN.md section 3 as a test: who may import whom, where threads may stand, and how large a room may be."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "calserve"
+FILES = sorted(SOURCE.rglob("*.py"))
+RINGS = ("core", "runtime", "text", "sampling", "executor", "package", "service", "api", "observe")
+LEAVES = ("bench", "simulate", "accept", "deploy", "dashboard")
+
+# Ring -> what it may import of ours, itself aside. An entry with a dot is one module.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "core": (),
+    "runtime": ("core",),
+    "text": (),
+    "sampling": (),
+    "executor": (
+        "core", "runtime.contract", "runtime.encoding", "runtime.errors", "text", "sampling",
+    ),
+    "package": ("core", "runtime.contract"),
+    "service": ("executor", "package", "core", "text", "sampling"),
+    "api": ("service",),
+    "observe": ("core",),
+}  # fmt: skip
+# What the core may use of the standard library: nothing that reads a clock, the system, or chance.
+CORE_STDLIB = {
+    "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math",
+    "operator", "types", "typing",
+}  # fmt: skip
+# Names of boards and of their layouts' libraries, and the only places that may say them.
+BOARD_WORDS = re.compile(r"\b(openvino|calrt|sim board|simboard)\b|board\s*==|[\"']sim[\"']", re.IGNORECASE)
+MAY_NAME_BOARDS = ("runtime", "package/pack", "cli.py", "simulate", "bench", "accept")
+THREADING = {"threading", "multiprocessing", "concurrent.futures", "_thread", "queue"}
+MAY_THREAD = ("executor/", "service/tokenizing.py", "runtime/", "cli.py", "bench/", "simulate/", "progress.py")
+FILE_LINES_MAX, FUNCTION_LINES_MAX = 400, 70
+
+
+def _ring(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Every module a file imports, wherever in the file; `from calserve.x import y` gives x and x.y."""
+    package = ["calserve", *path.relative_to(SOURCE).with_suffix("").parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join(package[: len(package) - node.level + 1] + ([base] if base else []))
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _ours(path: Path) -> Iterator[str]:
+    for module in _imports(path):
+        if module.startswith("calserve."):
+            yield module.removeprefix("calserve.")
+
+
+def _allows(allowed: tuple[str, ...], module: str) -> bool:
+    # `from calserve.runtime import contract` also yields the bare ring, which by itself gives nothing away.
+    return any(
+        module == entry or module.startswith(entry + ".") or entry.startswith(module + ".") for entry in allowed
+    )
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if _ring(p) in RINGS], ids=_name)
+def test_ring_imports_only_what_it_may(path: Path) -> None:
+    ring = _ring(path)
+    modules = [module for module in _ours(path) if module.split(".")[0] in (*RINGS, *LEAVES, "cli")]
+    wrong = [m for m in modules if m.split(".")[0] != ring and not _allows(MAY_IMPORT[ring], m)]
+    assert not wrong, f"{_name(path)} imports {wrong}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if _ring(p) in LEAVES], ids=_name)
+def test_leaf_imports_no_other_leaf(path: Path) -> None:
+    others = [m for m in _ours(path) if m.split(".")[0] in (*LEAVES, "cli") and m.split(".")[0] != _ring(path)]
+    assert not others, f"{_name(path)} imports {others}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if _ring(p) == "core"], ids=_name)
+def test_core_uses_pure_standard_modules_only(path: Path) -> None:
+    others = {module.split(".")[0] for module in _imports(path)} - CORE_STDLIB - {"calserve"}
+    assert not others, f"{_name(path)} imports {others}"
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        assert not (isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("open", "print", "hash", "id")), (
+            f"{_name(path)}:{node.lineno}"
+        )
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not _name(p).startswith(MAY_NAME_BOARDS)], ids=_name)
+def test_board_names_stand_nowhere_above_the_contract(path: Path) -> None:
+    """Code only: a docstring may explain by example."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node, clean=False
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    found = BOARD_WORDS.findall(ast.unparse(tree))
+    assert not found, f"{_name(path)} names {found}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not _name(p).startswith(MAY_THREAD)], ids=_name)
+def test_threads_stand_only_where_they_may(path: Path) -> None:
+    used = set(_imports(path)) & THREADING
+    assert not used, f"{_name(path)} imports {used}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_rooms_are_small(path: Path) -> None:
+    text = path.read_text("utf-8")
+    lines = text.count("\n")
+    assert lines <= FILE_LINES_MAX, f"{_name(path)} has {lines} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{_name(path)}: {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), f"{_name(path)} has no docstring"
+
+
+def test_every_folder_is_a_ring_a_leaf_or_listed() -> None:
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
+    assert folders <= {*RINGS, *LEAVES}
+
+
+def test_torch_is_imported_nowhere() -> None:
+    assert [_name(path) for path in FILES if {m.split(".")[0] for m in _imports(path)} & {"torch"}] == []
+
+
+def test_core_stdlib_list_names_real_modules() -> None:
+    assert set(sys.stdlib_module_names) | {"__future__"} >= CORE_STDLIB
