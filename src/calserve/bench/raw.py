@@ -1,0 +1,66 @@
+"""The raw loop: the board's contract driven straight, with no server, scheduler or sampler beside argmax.
+
+What a server can reach at best on this board: prompts in one prefill job, then one decode job a step.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from calserve.bench.workload import Run, Work
+from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
+from calserve.runtime.contract import GraphContract, HostBuffers, Session, StatusKind
+from calserve.runtime.encoding import encode
+
+_TIMEOUT_NS = 60_000_000_000
+
+
+class RawLoop:
+    """One session, one graph that can do everything, one set of buffers."""
+
+    def __init__(self, session: Session, generation: int) -> None:
+        self._session = session
+        self._generation = generation
+        self._graph: GraphContract = next(iter(session.graphs.values()))
+        code, buffers = session.allocate(self._graph.name, Bank.AUTO)
+        if buffers is None:
+            raise RuntimeError(f"no buffers: code {code}")
+        self._buffers: HostBuffers = buffers
+        self._job = 0
+
+    def run(self, work: Work) -> Run:
+        """Prefill every prompt, decode `new_tokens` for each, all rows together."""
+        began = time.perf_counter()
+        lanes, length = len(work.prompts), len(work.prompts[0])
+        tokens = self._step(Task.PREFILL, 0, length, work.prompts)
+        for step in range(1, work.new_tokens):
+            tokens = self._step(Task.DECODE, length + step - 1, 1, [[int(t)] for t in tokens])
+        seconds = time.perf_counter() - began
+        for lane in range(lanes):
+            self._session.kv.release(lane)
+        return Run(lanes * work.new_tokens, seconds)
+
+    def _step(self, task: Task, first: int, count: int, tokens: object) -> np.ndarray:  # type: ignore[type-arg]
+        self._job += 1
+        rows = tuple(self._row(lane, first, count) for lane in range(len(tokens)))  # type: ignore[arg-type]
+        spec = JobSpec(self._job, self._generation, self._session.name, self._graph.name, task, Bank.AUTO, 0, rows)
+        fault = encode(self._graph, spec, tokens, self._buffers)  # type: ignore[arg-type]
+        if fault:
+            raise RuntimeError(str(fault))
+        code, ticket = self._session.submit(spec, self._buffers)
+        if ticket is None:
+            raise RuntimeError(f"submit: code {code}")
+        code, status = self._session.wait(ticket, _TIMEOUT_NS)
+        if code or status is None or status.status is not StatusKind.DONE:
+            raise RuntimeError(f"wait: code {code}")
+        return self._buffers.output("logits").argmax(axis=-1)
+
+    def _row(self, lane: int, first: int, count: int) -> Row:
+        per_lane = self._session.kv_units // self._session.lanes
+        used = -(-(first + count) // self._session.unit_tokens)
+        units = tuple(range(lane * per_lane, lane * per_lane + used))
+        if first == 0 or first % self._session.unit_tokens == 0:
+            self._session.kv.apply(lane, units, first + count)
+        return Row(f"raw-{lane}", lane, units, first, count, LogitsWanted.LAST)

@@ -1,0 +1,107 @@
+"""The serving bench: every side loaded once, then asked in turn, repeat after repeat."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from calserve.bench.report import Samples, histogram_percentile, print_table, write_json
+from calserve.bench.sides import ServerProcess, SideProcess
+from calserve.bench.workload import Work, make_prompts
+from calserve.package.reader import open_package
+from calserve.progress import Progress
+from calserve.text.tokenizer import Tokenizer
+
+IDLE_HISTOGRAM = "calserve_job_idle_seconds"
+SERVED = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """ir: directory of the stateful IR for the peer; None leaves the peer out and says so."""
+
+    model: Path
+    ir: Path | None
+    streams: Sequence[int] = (1, 4, 8, 16)
+    repeats: int = 5
+    prompt_tokens: int = 64
+    new_tokens: int = 128
+    json_path: Path | None = None
+
+
+def run_bench(options: BenchOptions, progress: Progress, console: Console) -> None:
+    """Measure and print. Sides alternate within a repeat, so that a slow minute hits all of them."""
+    package = open_package(options.model)
+    tokenizer = Tokenizer.from_file(package.files["tokenizer"])
+    server = ServerProcess.start(options.model)
+    sides: dict[str, SideProcess] = {}
+    try:
+        sides["client"] = SideProcess.start(
+            "client", options.model, "--port", str(server.port), "--alias", package.model
+        )
+        sides["raw"] = SideProcess.start("raw", options.model)
+        sides["bare"] = SideProcess.start("bare", options.model)
+        if options.ir is not None and importlib.util.find_spec("openvino_genai"):
+            sides["genai"] = SideProcess.start("genai", options.model, "--ir", str(options.ir))
+        else:
+            console.print("peer left out: it needs the extra `peers` and the package's source IR")
+        samples = []
+        for streams in options.streams:
+            prompts = make_prompts(tokenizer, streams, options.prompt_tokens)
+            samples.append(_measure(options, prompts, sides, progress))
+        facts = _facts(server, package.weight_bytes)
+    finally:
+        for side in sides.values():
+            side.stop()
+        facts_code = server.stop()
+    names = [n for n in ("bare", "raw", *SERVED, "genai") if n in samples[0].rates]
+    print_table(samples, names, console)
+    for name, value in facts.items():
+        console.print(f"{name}: {value}")
+    console.print(f"server exit code: {facts_code}")
+    if options.json_path is not None:
+        write_json(options.json_path, samples, facts)
+
+
+def _measure(
+    options: BenchOptions,
+    prompts: tuple[tuple[int, ...], ...],
+    sides: dict[str, SideProcess],
+    progress: Progress,
+) -> Samples:
+    samples = Samples(len(prompts))
+    works = {name: Work(prompts, options.new_tokens, *how) for name, how in SERVED.items()}
+    turns = [(name, sides[name], works["greedy"]) for name in ("bare", "raw", "genai") if name in sides]
+    turns += [(name, sides["client"], work) for name, work in works.items()]
+    label = f"{len(prompts)} streams"
+    with progress.task(label, options.repeats + 1) as step:
+        for repeat in range(options.repeats + 1):
+            order = turns if repeat % 2 else turns[::-1]
+            for name, side, work in order:
+                answer = side.ask(work)
+                if repeat:  # the first round warms every side and is not counted
+                    _keep(samples, name, answer)
+            step.advance(1)
+    return samples
+
+
+def _keep(samples: Samples, name: str, answer: dict[str, Any]) -> None:
+    samples.rates.setdefault(name, []).append(answer["tokens"] / answer["seconds"])
+    for kind, into in (("ttft", samples.ttft), ("tpot", samples.tpot)):
+        if kind in answer:
+            into.setdefault(name, []).extend(answer[kind])
+
+
+def _facts(server: ServerProcess, weight_bytes: int) -> dict[str, Any]:
+    text = server.metrics()
+    idle = {f"p{int(q * 100)}": histogram_percentile(text, IDLE_HISTOGRAM, q) for q in (0.5, 0.99)}
+    return {
+        "job end to next submit, ms": {k: round(1e3 * v, 3) for k, v in idle.items() if v is not None},
+        "server resident MiB": server.resident_bytes() >> 20,
+        "package weights MiB": weight_bytes >> 20,
+    }

@@ -1,0 +1,102 @@
+"""Processes of a bench run: started together, asked in turn, stopped by id."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from calserve.bench.workload import Work
+
+_CLI = (sys.executable, "-m", "calserve.cli")
+
+
+class BenchError(Exception):
+    """A side did not start or did not answer; its own last words are in the message."""
+
+
+@dataclass(slots=True)
+class SideProcess:
+    """One worker. Answers strictly alternate with requests."""
+
+    name: str
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, name: str, model: Path, *extra: str) -> SideProcess:
+        command = [*_CLI, "bench-worker", name, "--model", str(model), *extra]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        side = cls(name, process)
+        side._read()
+        return side
+
+    def ask(self, work: Work) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(work.as_json()) + "\n")
+        self.process.stdin.flush()
+        answer = self._read()
+        if "error" in answer:
+            raise BenchError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise BenchError(f"{self.name} ended with code {self.process.wait()}")
+
+
+@dataclass(slots=True)
+class ServerProcess:
+    """`calserve serve` as a user starts it, on a free port."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: IO[bytes]
+
+    @classmethod
+    def start(cls, model: Path, *extra: str) -> ServerProcess:
+        log = tempfile.NamedTemporaryFile(prefix="calserve-bench-", suffix=".log")  # noqa: SIM115 - lives with self
+        command = [*_CLI, "serve", "--model", str(model), "--port", "0", *extra]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+        assert process.stdout is not None
+        for raw in process.stdout:
+            found = re.search(rb"http://[\d.]+:(\d+)", raw)
+            if found:
+                return cls(process, int(found.group(1)), log)
+        log.seek(0)
+        raise BenchError(f"the server ended with code {process.wait()}: {log.read()[-500:].decode()}")
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def resident_bytes(self) -> int:
+        """VmRSS of the server, bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        return int(found.group(1)) * 1024 if found else 0
+
+    def stop(self) -> int:
+        self.process.terminate()
+        code = self.process.wait(30)
+        self.log.close()
+        return code

@@ -1,0 +1,10 @@
+"""The command line, and the composition root: the only place that picks a board, a clock and a port.
+
+Owns flags, exit codes and what a person reads. Must not decide anything a ring could: each command collects what
+it was asked, puts the parts together, and prints. An expected refusal is one sentence on standard error and a
+non-zero exit; a traceback is a bug of ours.
+"""
+
+from calserve.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,3 @@
+from calserve.cli.app import main
+
+main()

@@ -1,0 +1,163 @@
+"""The commands and their flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from calserve import __version__
+from calserve.cli.refusals import Refusal, told_in_one_sentence
+
+app = typer.Typer(
+    name="calserve",
+    help="Serve compiled language-model packages on NPU boards behind an OpenAI-compatible API.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_CACHE = Path("models/sources")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"calserve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Commands below; each has --help."""
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="smollm2-135m, or hf:ORG/NAME")],
+    cache: Annotated[Path, typer.Option(help="Where sources are kept.")] = DEFAULT_CACHE,
+) -> None:
+    """Fetch a model's source, checked; prints its path. A second pull fetches nothing."""
+    with told_in_one_sentence():
+        from calserve.package.pull import pull as pull_model
+        from calserve.progress import choose_progress
+
+        typer.echo(pull_model(name, cache, choose_progress()))
+
+
+@app.command()
+def pack(
+    source: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The package directory to make.")],
+    profiles: Annotated[str, typer.Option(help="Lane counts worth choosing, rising.")] = "1,4,8,16",
+    context: Annotated[int, typer.Option(help="Tokens of one sequence, prompt and output.")] = 2048,
+    weights: Annotated[str, typer.Option(help="int8 or fp16")] = "int8",
+    numerics: Annotated[str, typer.Option(help="fast or exact")] = "fast",
+    alias: Annotated[str, typer.Option(help="Name to serve under; the source's by default.")] = "",
+    force: Annotated[bool, typer.Option(help="Replace an existing package.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Make a package from a model's source, and say how well it agrees with it."""
+    with told_in_one_sentence():
+        from dataclasses import asdict
+
+        from calserve.package.pack import PackOptions
+        from calserve.package.pack import pack as pack_model
+        from calserve.progress import choose_progress
+
+        options = PackOptions(_lane_counts(profiles), context, weights, numerics, alias, force)
+        report = pack_model(source, out, options, choose_progress())
+        typer.echo(json.dumps(asdict(report), default=str, indent=1) if as_json else report.text())
+
+
+def _lane_counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise Refusal(f"--profiles takes lane counts such as 1,4,8,16, not {text!r}.") from None
+
+
+@app.command()
+def serve(
+    model: Annotated[Path, typer.Option(help="A package directory.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    chips: Annotated[int, typer.Option(min=1, max=2, help="Chips of the board; each serves a copy.")] = 1,
+    config: Annotated[Optional[Path], typer.Option(help="A calculet-scheduler/v1 file.")] = None,  # noqa: UP045
+    override: Annotated[Optional[list[str]], typer.Option("--set", help="section.key=value")] = None,  # noqa: UP045
+    drain: Annotated[float, typer.Option(min=0, max=3600, help="Seconds open streams get at SIGTERM.")] = 10.0,
+    log_json: Annotated[bool, typer.Option(help="Log as JSON.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+) -> None:
+    """Serve a package until SIGTERM."""
+    with told_in_one_sentence():
+        if log_level not in ("debug", "info", "warning", "error"):
+            raise Refusal(f"--log-level is debug, info, warning or error, not {log_level!r}.")
+        from calserve.cli.serve import ServeOptions, run_serve
+        from calserve.observe.logs import setup_logs
+
+        setup_logs(log_json, log_level)
+        options = ServeOptions(model, host, port, chips, config, _overrides(override or []), drain)
+        raise typer.Exit(run_serve(options))
+
+
+def _overrides(pairs: list[str]) -> dict[str, str]:
+    wrong = next((pair for pair in pairs if "=" not in pair), None)
+    if wrong is not None:
+        raise Refusal(f"--set takes section.key=value, not {wrong!r}.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+@app.command()
+def bench(
+    model: Annotated[Path, typer.Option(help="A package directory.")],
+    source: Annotated[Optional[Path], typer.Option(help="Its GGUF, for the peer's IR.")] = None,  # noqa: UP045
+    streams: Annotated[str, typer.Option(help="Numbers of concurrent streams.")] = "1,4,8,16",
+    repeats: Annotated[int, typer.Option(min=1, max=100)] = 5,
+    new_tokens: Annotated[int, typer.Option(min=2)] = 128,
+    json_path: Annotated[Optional[Path], typer.Option("--json", help="Also write every sample here.")] = None,  # noqa: UP045
+) -> None:
+    """Served against the raw loop, the bare loop and peers, in one interleaved run."""
+    with told_in_one_sentence():
+        from rich.console import Console
+
+        from calserve.bench.run import BenchOptions, run_bench
+        from calserve.cli.peer_ir import peer_ir
+        from calserve.progress import choose_progress
+
+        progress = choose_progress()
+        options = BenchOptions(
+            model=model,
+            ir=peer_ir(model, source, progress),
+            streams=_lane_counts(streams),
+            repeats=repeats,
+            new_tokens=new_tokens,
+            json_path=json_path,
+        )
+        run_bench(options, progress, Console())
+
+
+@app.command("bench-worker", hidden=True)
+def bench_worker(
+    side: Annotated[str, typer.Argument()],
+    model: Annotated[Path, typer.Option()],
+    ir: Annotated[Optional[Path], typer.Option()] = None,  # noqa: UP045
+    port: Annotated[int, typer.Option()] = 0,
+    alias: Annotated[str, typer.Option()] = "",
+) -> None:
+    """One side of a bench, on standard input and output."""
+    with told_in_one_sentence():
+        from calserve.bench.worker import WorkerOptions, run_worker
+        from calserve.cli.boards import open_board
+
+        run_worker(WorkerOptions(side, model, ir, port, alias), lambda package: open_board(package.board, is_shared=True))
+
+
+def main() -> None:
+    """Entry point of the `calserve` command."""
+    app()

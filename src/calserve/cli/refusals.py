@@ -1,0 +1,51 @@
+"""Expected ends of a command: one sentence, one exit code.
+
+0 an orderly end; 1 refused: the model, the board, the port or the configuration; 2 a wrong flag; 70 an invariant
+of ours broke or a drain overran; 75 the supervisor should start the process again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from calserve.package.fault import PackageError
+from calserve.runtime.lock import BoardBusy
+from calserve.service.config import ConfigError
+from calserve.text.template import TemplateError
+
+REFUSED = 1
+
+
+class Refusal(Exception):
+    """A command cannot do what it was asked; `str()` is the sentence."""
+
+
+@contextmanager
+def told_in_one_sentence() -> Iterator[None]:
+    """Turn expected failures into their sentence and exit code 1; anything else stays a bug."""
+    try:
+        yield
+    except (Refusal, PackageError, BoardBusy, ConfigError, TemplateError) as refusal:
+        _say(str(refusal))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            _say(f"No space is left on the device{_of(error)}.")
+        else:
+            _say(f"{os.strerror(error.errno) if error.errno else error}{_of(error)}.")
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
+
+
+def _of(error: OSError) -> str:
+    return f" ({error.filename})" if error.filename else ""
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"calserve: {sentence}", err=True)
+    raise typer.Exit(REFUSED) from None

@@ -1,0 +1,182 @@
+"""`calserve serve`: a package, a board and a port put together, from the first check to the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from calserve.api.app import build_app
+from calserve.api.server import bind, serve
+from calserve.cli.boards import load_options, open_board
+from calserve.cli.refusals import Refusal
+from calserve.core.engine import Engine
+from calserve.core.events import Load
+from calserve.core.snapshot import SessionView
+from calserve.core.states import GenerationState
+from calserve.executor.executor import BoardExecutor, ExecutorParts
+from calserve.observe.metrics import Metrics
+from calserve.observe.requests import Measures
+from calserve.package.reader import open_package
+from calserve.progress import Progress, choose_progress
+from calserve.runtime.contract import Board, BoardPackage, Evidence, LoadOptions
+from calserve.service.bridge import Bridge
+from calserve.service.catalogue import Catalogue, ServedModel
+from calserve.service.config import ServiceConfig, check_profiles, check_proofs, load_config
+from calserve.service.service import Service
+from calserve.text.chat import ChatTemplate
+from calserve.text.tokenizer import Tokenizer
+
+# The engine and the completion thread hand over 50-100 times a second; the default of 5 ms between switches
+# would stand in every hand-over while the event loop is busy.
+SWITCH_INTERVAL_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the flags said. overrides: dotted configuration keys. drain_s: what open streams get at SIGTERM."""
+
+    model: Path
+    host: str
+    port: int
+    chips: int
+    config: Path | None
+    overrides: Mapping[str, str]
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that exists before the event loop does."""
+
+    package: BoardPackage
+    served: ServedModel[BoardPackage]
+    config: ServiceConfig
+    board: Board
+    sessions: Mapping[str, LoadOptions]
+    listening: socket.socket
+    started: float
+
+
+def run_serve(options: ServeOptions) -> int:
+    """Serve until told to end; the process's exit code. Raises Refusal, PackageError, BoardBusy, ConfigError."""
+    started = time.monotonic()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = load_config(options.config, os.environ, options.overrides)
+    progress = choose_progress()
+    with progress.step("checking the package"):
+        package = open_package(options.model)
+    check_profiles(config.scheduler, package.profiles)
+    served = _served_model(package, config.model_alias or package.model)
+    try:
+        listening = bind(options.host, options.port)
+    except (OSError, OverflowError) as error:
+        detail = getattr(error, "strerror", None) or str(error)
+        raise Refusal(f"Cannot listen on {options.host} port {options.port}: {detail}.") from None
+    board = open_board(package.board, options.chips)
+    try:
+        check_proofs(config.scheduler, _proven(board))
+        sessions = load_options(package, options.chips, config.scheduler.max_in_flight)
+        parts = Parts(package, served, config, board, sessions, listening, started)
+        return _run_loop(parts, progress, int(options.drain_s * 1e9))
+    finally:
+        listening.close()
+        board.close()
+
+
+def _run_loop(parts: Parts, progress: Progress, drain_ns: int) -> int:
+    import uvloop
+
+    return uvloop.run(_serve(parts, progress, drain_ns))
+
+
+async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
+    bridge = Bridge(asyncio.get_running_loop())
+    catalogue = Catalogue([parts.served])
+    measures = Measures((parts.served.alias,))
+    executor = BoardExecutor(
+        ExecutorParts(
+            board=parts.board,
+            engine=Engine(parts.config.scheduler),
+            outlet=bridge,
+            open_package=catalogue.open_package,
+            options=parts.sessions,
+            clock=time.monotonic_ns,
+            recorders=(measures,),
+        )
+    )
+    bridge.connect(executor.post)
+    service = Service(bridge, catalogue, parts.config.scheduler, time.monotonic_ns)
+    app = build_app(service, Metrics(measures).render)
+    executor.start()
+    for name in parts.sessions:
+        executor.post(Load(name, parts.served.alias, parts.package.hash))
+    announcing = asyncio.create_task(_announce(parts, bridge, service, progress))
+    try:
+        code = await serve(app, service, parts.listening, drain_ns)
+        failure = announcing.result() if announcing.done() and not announcing.cancelled() else None
+        if failure:
+            raise Refusal(failure)
+        return code
+    finally:
+        announcing.cancel()
+        executor.close()
+
+
+async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Progress) -> str | None:
+    """Say when every session is Ready and how to try it. A failed one ends the process; its sentence is returned."""
+    with progress.step(f"loading {parts.served.alias} on {parts.package.board}"):
+        while len(views := bridge.sessions) < len(parts.sessions) or not _settled(views):
+            await bridge.wait_sessions_changed()
+    failed = [view for view in views if view.state is GenerationState.FAILED]
+    if failed:
+        service.begin_shutdown(0)
+        failure = failed[0].failure
+        return f"{parts.served.alias} could not be loaded: {failure and failure.detail or 'unknown reason'}"
+    print(_ready_text(parts, views), flush=True)
+    return None
+
+
+def _settled(views: tuple[SessionView, ...]) -> bool:
+    return all(view.state in (GenerationState.READY, GenerationState.FAILED) for view in views)
+
+
+def _ready_text(parts: Parts, views: tuple[SessionView, ...]) -> str:
+    host, port = parts.listening.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    base = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    lanes = sum(view.lanes_total for view in views)
+    took = time.monotonic() - parts.started
+    package = parts.package
+    body = {
+        "model": parts.served.alias,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 64,
+        "temperature": 0,
+    }
+    return (
+        f"{parts.served.alias} is ready on {base} after {took:.1f} s: board {package.board}, {package.weights} "
+        f"{package.numerics}, {lanes} lanes of {package.context} tokens\n"
+        f"curl {base}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    )
+
+
+def _served_model(package: BoardPackage, alias: str) -> ServedModel[BoardPackage]:
+    tokenizer = Tokenizer.from_file(package.files["tokenizer"], eos_ids=package.eos_token_ids)
+    template = None
+    path = package.files.get("chat_template")
+    if path is not None:
+        names = {"eos_token": tokenizer.decode(package.eos_token_ids[:1], skip_special=False)}
+        template = ChatTemplate(path.read_text(encoding="utf-8"), names)
+    return ServedModel(alias, package, tokenizer, template)
+
+
+def _proven(board: Board) -> frozenset[str]:
+    states = board.describe().capabilities
+    return frozenset(name for name, state in states.items() if state is Evidence.C0)
