@@ -51,7 +51,8 @@ lint: $(VENV)/.test-stamp
 	$(BIN)/mypy
 
 bench: $(VENV)/.test-stamp $(MODELS)/$(MODEL)/checksums.sha256
-	$(BIN)/python -m calserve.bench --model $(MODELS)/$(MODEL) $(ARGS)
+	$(BIN)/calserve bench --model $(MODELS)/$(MODEL) \
+	  --source "$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources)" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

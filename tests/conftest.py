@@ -15,11 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny_gguf
 
 from calserve.package import PackageError, open_package, pull
 from calserve.package.pack import PackOptions, pack
 from calserve.progress import PlainProgress, SilentProgress
+from tiny_model import write_tiny_gguf
 
 ROOT = Path(__file__).parent.parent
 

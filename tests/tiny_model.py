@@ -17,10 +17,10 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = tuple(
-    "Ġ t|Ġ a|h e|i n|r e|o n|Ġt he|e r|Ġ s|a t|Ġ w|Ġ o|e n|Ġ c|i t|i s|a n|o r|e s|Ġ b|e d|Ġ f|in g|Ġ p|o u|Ġa n|a l|"
-    "a r|Ġt o|Ġ m|Ġo f|Ġ in|Ġ d|Ġ h|Ġan d|i c|a s|l e|Ġt h|i on|o m|l l|en t|Ġ n|Ġ l|s t|Ġ re|v e|Ġ e|r o|l y|Ġb e|"
-    "Ġ g|ĠT he|Ġ T|c t|Ġ S|i d|o t|Ġ I|u t".split("|")
+MERGES = (
+    "Ġ t|Ġ a|h e|i n|r e|o n|Ġt he|e r|Ġ s|a t|Ġ w|Ġ o|e n|Ġ c|i t|i s|a n|o r|e s|Ġ b|e d|Ġ f|in g|Ġ p|o u|Ġa n|"
+    "a l|a r|Ġt o|Ġ m|Ġo f|Ġ in|Ġ d|Ġ h|Ġan d|i c|a s|l e|Ġt h|i on|o m|l l|en t|Ġ n|Ġ l|s t|Ġ re|v e|Ġ e|r o|"
+    "l y|Ġb e|Ġ g|ĠT he|Ġ T|c t|Ġ S|i d|o t|Ġ I|u t|a m|o l|Ġ y"
 )
 
 
@@ -45,26 +45,15 @@ def byte_alphabet() -> list[str]:
 
 
 def tiny_vocabulary(size: int = 320) -> tuple[list[str], list[str]]:
-    """Tokens and merges, exactly `size` tokens with the control tokens last."""
+    """Tokens and merges, exactly `size` tokens with the control tokens last; as many merges as there is room for."""
     tokens = byte_alphabet()
     merges: list[str] = []
-    for merge in MERGES:
+    for merge in MERGES.split("|"):
         left, right = merge.split(" ")
-        whole = left + right
-        if len(tokens) == size - len(CONTROL_TOKENS):
-            break
-        if left in tokens and right in tokens and whole not in tokens:
-            tokens.append(whole)
+        if len(tokens) < size - len(CONTROL_TOKENS) and {left, right} <= set(tokens):
+            tokens.append(left + right)
             merges.append(merge)
-    while len(tokens) < size - len(CONTROL_TOKENS):  # doubled letters fill what the list leaves open
-        letter = chr(ord("a") + len(tokens) % 26)
-        if letter * 2 not in tokens:
-            merges.append(f"{letter} {letter}")
-            tokens.append(letter * 2)
-        else:
-            letter = next(c for c in byte_alphabet()[65:91] if c * 2 not in tokens)
-            merges.append(f"{letter} {letter}")
-            tokens.append(letter * 2)
+    assert len(tokens) == size - len(CONTROL_TOKENS) == len(set(tokens)), "not enough merges for this size"
     return [*tokens, *CONTROL_TOKENS], merges
 
 

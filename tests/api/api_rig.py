@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import httpx
 import uvloop
-from tokenizers import AddedToken, Tokenizer as HfTokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as HfTokenizer
 
 from calserve.api.app import build_app
 from calserve.api.generate import BodyLimits
@@ -62,26 +63,26 @@ class ToyPackage:
 
 
 def session_view(state: GenerationState = GenerationState.READY, **changes: object) -> SessionView:
-    values: dict[str, object] = dict(
-        session="s0",
-        model=MODEL,
-        package="a" * 64,
-        generation=1,
-        state=state,
-        waiting_requests=0,
-        waiting_prompt_tokens=0,
-        running_requests=0,
-        jobs_in_flight=0,
-        oldest_job_submitted_ns=None,
-        lanes_total=4,
-        lanes_by_state={"free": 4},
-        kv_units_total=16,
-        kv_units_held=0,
-        kv_units_reserved=0,
-        context_tokens=CONTEXT,
-        queues=(),
-        waiting_reason="",
-    )
+    values: dict[str, object] = {
+        "session": "s0",
+        "model": MODEL,
+        "package": "a" * 64,
+        "generation": 1,
+        "state": state,
+        "waiting_requests": 0,
+        "waiting_prompt_tokens": 0,
+        "running_requests": 0,
+        "jobs_in_flight": 0,
+        "oldest_job_submitted_ns": None,
+        "lanes_total": 4,
+        "lanes_by_state": {"free": 4},
+        "kv_units_total": 16,
+        "kv_units_held": 0,
+        "kv_units_reserved": 0,
+        "context_tokens": CONTEXT,
+        "queues": (),
+        "waiting_reason": "",
+    }
     return SessionView(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -116,10 +117,10 @@ def silent(engine: ScriptedEngine, submission: Submission) -> None:
 class ScriptedEngine:
     """Plays executor and core: one ending per request, cancels end what is open, an over-long prompt is refused."""
 
-    script: Script = says("Hello", " world")
+    script: Script = field(default_factory=lambda: says("Hello", " world"))
     post_error: Exception | None = None
     answers_inspect: bool = True
-    snapshot: EngineSnapshot = EngineSnapshot((session_view(),), {})
+    snapshot: EngineSnapshot = field(default_factory=lambda: EngineSnapshot((session_view(),), {}))
     bridge: Bridge | None = None
     submissions: list[Submission] = field(default_factory=list)
     posts: list[object] = field(default_factory=list)
@@ -202,11 +203,10 @@ class ScriptedEngine:
 class Served:
     """A running server. `url` and `engine` are for tests; `close` drains it and returns its exit code."""
 
-    def __init__(self, limits: BodyLimits = BodyLimits(max_bytes=1 << 20)) -> None:
+    def __init__(self) -> None:
         self.engine = ScriptedEngine()
         self.now_ns = 1_000_000_000
         self.metrics_snapshots: list[EngineSnapshot | None] = []
-        self._limits = limits
         self._started = threading.Event()
         self._code: int | None = None
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
@@ -226,7 +226,7 @@ class Served:
         model = ServedModel(MODEL, ToyPackage(), byte_tokenizer(), ChatTemplate(CHATML))
         self.service = Service(bridge, Catalogue([model]), SchedulerConfig(), lambda: self.now_ns)
         self.bridge = bridge
-        app = build_app(self.service, self._render, self._limits, unix_time=lambda: 1_700_000_000.0)
+        app = build_app(self.service, self._render, BodyLimits(max_bytes=1 << 20), unix_time=lambda: 1_700_000_000.0)
         sock = bind("127.0.0.1", 0)
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -252,7 +252,7 @@ class Served:
         if self._thread.is_alive():
             for request in tuple(self.engine.open):
                 self.engine.end(request, FinishReason.CANCELLED)
-            self.loop.call_soon_threadsafe(self.bridge.end_process, 0, "test over")
+            self.loop.call_soon_threadsafe(self.bridge.end_process, 0, "test over", FinishReason.SHUTDOWN)
             self._thread.join(PATIENCE_S)
         return self._code
 

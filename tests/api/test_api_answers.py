@@ -124,7 +124,7 @@ def test_streamed_choices_each_finish_before_one_done(served: Served) -> None:
 @pytest.mark.parametrize("prompt", [[1, 2, 299], [[1, 2, 299]]])
 def test_token_id_prompts_arrive_as_they_are(served: Served, prompt: list) -> None:
     assert served.complete(prompt=prompt).status_code == 200
-    assert served.engine.submissions[0].sequence.prompt == [1, 2, 299]
+    assert list(served.engine.submissions[0].sequence.prompt) == [1, 2, 299]
 
 
 def test_parameters_reach_the_sequence(served: Served) -> None:

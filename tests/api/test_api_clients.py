@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import socket
 
 import pytest
@@ -19,7 +20,9 @@ def _send(served: Served, **body: object) -> socket.socket:
     sock.settimeout(PATIENCE_S)
     sock.connect(("127.0.0.1", served.port))
     content = json.dumps({"model": MODEL, "prompt": "hi"} | body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    )
     sock.sendall(head.encode() + b"\r\n\r\n" + content)
     return sock
 
@@ -38,6 +41,23 @@ def test_client_that_goes_away_frees_its_request(served: Served, stream: bool, h
     assert served.engine.wait_post(Cancel) == Cancel(request, CancelCause.CLIENT_GONE)
     served.engine.wait_idle()
     assert served.on_loop(lambda: served.bridge.open_streams) == 0
+
+
+def test_random_disconnects_leave_nothing_open(served: Served) -> None:
+    """Clients that leave at once, before and after the first text, streaming or not, beside one that stays."""
+    draw = random.Random(7)
+    served.engine.script = begins("a")
+    for _ in range(100):
+        stream = draw.random() < 0.5
+        sock = _send(served, stream=stream)
+        if stream and draw.random() < 0.5:
+            assert sock.recv(1)
+        sock.close()
+    served.engine.script = says("still here")
+    # The tokenizing pool is first in, first out: when this is answered, all before it were submitted or dropped.
+    assert served.complete().json()["choices"][0]["text"] == "still here"
+    served.engine.wait_idle()
+    assert len(served.engine.submissions) > 25
 
 
 def test_every_choice_of_a_client_that_goes_away_is_cancelled(served: Served) -> None:

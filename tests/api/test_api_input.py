@@ -23,7 +23,7 @@ BAD_COMMON = [
     ("stream_options", '{"include_usage":true}'), ("logit_bias", '{"300":1}'), ("logit_bias", '{"a":1}'),
     ("logit_bias", '{"1":101}'), ("logit_bias", "[]"), ("logit_bias", '{"1":' + "9" * 70000 + "}"),
     ("user", "5"), ("model", "5"), ("model", "null"),
-    ("foo", "1"), ("repetition_penalty", "1.1"), ("best", "null"), ("x" * 5000, "1"),
+    ("foo", "1"), ("repetition_penalty", "0"), ("repetition_penalty", "11"), ("best", "null"), ("x" * 5000, "1"),
     ("store", "true"), ("metadata", '{"a":"b"}'), ("service_tier", '"flex"'),
 ]  # fmt: skip
 BAD_CHAT = [
@@ -50,7 +50,7 @@ BAD_COMPLETION = [
 
 
 def _check(served: Served, path: str, field: str, value: str, base: dict[str, str]) -> None:
-    top = field.split("[")[0].split(".")[0]
+    top = field.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
     body = ",".join(f"{json.dumps(k)}:{v}" for k, v in (base | {top: value}).items())
     response = served.client.post(path, content="{" + body + "}", headers={"content-type": "application/json"})
     error = response.json()["error"]
@@ -71,9 +71,7 @@ def served() -> object:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 @pytest.mark.parametrize(("field", "value"), BAD_COMMON)
-def test_common_field_with_a_bad_value_is_refused_by_name(
-    served: Served, path: str, field: str, value: str
-) -> None:
+def test_common_field_with_a_bad_value_is_refused_by_name(served: Served, path: str, field: str, value: str) -> None:
     base = {"model": f'"{MODEL}"'} | ({"messages": json.dumps(USER)} if path == CHAT else {"prompt": '"hi"'})
     _check(served, path, field, value, base)
 
@@ -104,6 +102,7 @@ def test_completion_field_with_a_bad_value_is_refused_by_name(served: Served, fi
         (b'{"model":"toy","prompt":"hi","presence_penalty":-Infinity}', "not valid JSON"),
         (b'{"model":"toy","prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "prompt"),
         (b'{"model":"toy","prompt":"hi","tools":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "tools"),
+        (b'{"model":"toy","metadata":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "nested too deeply"),
         (b"[" * 100_000 + b"]" * 100_000, "object"),
         (b'{"model":"toy","max_tokens":' + b"1" * 1_000_000 + b"}", "max_tokens"),
         (b'{"model":"toy","prompt":' + b"1" * 1_000_000 + b"}", "prompt"),

@@ -167,7 +167,7 @@ def test_shutdown_fails_readiness_at_once_and_lets_streams_end(served: Served) -
     assert sum(isinstance(post, Shutdown) for post in served.engine.posts) == 1
 
 
-@pytest.mark.parametrize(("code", "word"), [(0, "shutting_down"), (75, "device_fault")])
+@pytest.mark.parametrize(("code", "word"), [(0, "shutting_down"), (75, "device_fault"), (70, "internal_error")])
 def test_process_end_tells_every_open_stream(served: Served, code: int, word: str) -> None:
     served.engine.script = begins("half")
     with served.client.stream(
@@ -187,5 +187,5 @@ def test_engine_that_does_not_end_by_the_deadline_is_left_behind(served: Served)
         "POST", "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True}
     ) as response:
         served.on_loop(served.service.begin_shutdown, 0)  # then 2 s of grace, in wall time
-        assert '"code":"device_fault"' in response.read().decode()
+        assert '"code":"shutting_down"' in response.read().decode()
     assert served.wait_closed() == 70

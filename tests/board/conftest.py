@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from harness import Hand, configure
 
+from calserve.package import open_package
 from calserve.runtime.contract import Board, BoardPackage, Session
 from calserve.runtime.lock import RUNTIME_DIR_VARIABLE
 
@@ -29,7 +30,7 @@ def _openvino(chips: int) -> Callable[[pytest.FixtureRequest], BoardCase]:
     def make(request: pytest.FixtureRequest) -> BoardCase:
         from calserve.runtime.openvino import OpenVinoBoard
 
-        package = request.getfixturevalue("tiny_package")
+        package = open_package(request.getfixturevalue("tiny_package"))
         return BoardCase(f"openvino-{chips}", lambda: OpenVinoBoard.open(chips), package)
 
     return make

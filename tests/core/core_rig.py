@@ -221,8 +221,7 @@ def results(spec: JobSpec, ends: Mapping[str, RowEnd] | None = None) -> tuple[Ro
     """One token for every row that has logits."""
     ends = ends or {}
     return tuple(
-        RowResult(ends.get(row.request, RowEnd.NONE), 0 if row.logits is LogitsWanted.NONE else 1)
-        for row in spec.rows
+        RowResult(ends.get(row.request, RowEnd.NONE), 0 if row.logits is LogitsWanted.NONE else 1) for row in spec.rows
     )
 
 

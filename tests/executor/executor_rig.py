@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from calserve.core.config import SchedulerConfig
@@ -92,7 +93,7 @@ class ExecutorRig:
         self.specs: list[SubmittedJob] = []
         self.engine = Engine(config or SchedulerConfig())
         self.steps = EngineSteps(self.engine, self.outlet, Ways(self._keep_job, self.orders.append), clock)
-        options = {"s0": LoadOptions(chips=(0,))}
+        options = {"s0": LoadOptions(chips=tuple(chip.chip for chip in board.describe().chips))}
         self.lifecycle = LifecycleSteps(board, lambda _hash: package, options, clock)
 
     def _keep_job(self, _session: str, job: SubmittedJob) -> None:

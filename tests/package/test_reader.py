@@ -127,9 +127,7 @@ def _append(line: str) -> Callable[[Path], None]:
         (lambda root: (root / "checksums.sha256").write_bytes(b" " * (1 << 20) + b" "), "checksums_size"),
     ],
 )
-def test_open_package_files_off_the_list_refused(
-    tmp_path: Path, change: Callable[[Path], None], rule: str
-) -> None:
+def test_open_package_files_off_the_list_refused(tmp_path: Path, change: Callable[[Path], None], rule: str) -> None:
     root = write_package(tmp_path / "p")
     change(root)
     assert refused(root) == rule
@@ -221,9 +219,7 @@ def _twice(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("eos_token_ids", to=[100]), "token_range"),
     ],
 )
-def test_open_package_bad_manifest_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None], rule: str
-) -> None:
+def test_open_package_bad_manifest_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None], rule: str) -> None:
     manifest = good_manifest()
     change(manifest)
     assert refused(write_package(tmp_path / "p", manifest)) == rule

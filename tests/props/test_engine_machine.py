@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from naive_board import NaiveBoard
 
 from calserve.core.board import SessionFacts
-from calserve.core.commands import Command, Configure, Exit, Release, Reset, SubmitJob, Validate, Warm
+from calserve.core.commands import Command, Configure, Exit, Release, Reset, Validate, Warm
 from calserve.core.config import SchedulerConfig, TenantPolicy
 from calserve.core.engine import Engine
 from calserve.core.events import (
@@ -49,7 +49,7 @@ TWO_JOBS = EVERYTHING | {"concurrent_jobs", "chip_reset"}
 
 def _config(**changes: int) -> SchedulerConfig:
     """Small limits, so that every one is met within a short run."""
-    values = dict(
+    values: dict[str, int] = dict(  # noqa: C408 - keywords read as the settings they are
         max_waiting_requests=6,
         max_waiting_prompt_tokens=300,
         deadline_default_ns=400 * MS,
@@ -66,7 +66,7 @@ def _config(**changes: int) -> SchedulerConfig:
 
 
 BOARDS: dict[str, Callable[[], tuple[SchedulerConfig, SessionFacts]]] = {
-    "paged": lambda: (_config(), paged_facts(units=14, context=96)),
+    "paged": lambda: (_config(), paged_facts(units=7, context=96)),
     "paged, two jobs": lambda: (_config(max_in_flight=2), paged_facts(max_in_flight=2, proven=TWO_JOBS)),
     "paged, window": lambda: (_config(batching_window_ns=5 * MS), paged_facts(units=20, context=96)),
     "paged, not mixed": lambda: (_config(), paged_facts(proven=EVERYTHING - {"mixed_batch"})),
@@ -145,7 +145,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     def job_done(self, spec: JobSpec, ends: list[RowEnd]) -> None:
         rows = tuple(
-            RowResult(RowEnd.NONE, 0) if row.logits is LogitsWanted.NONE else RowResult(end, int(end is not RowEnd.ERROR))
+            RowResult(RowEnd.NONE, 0)
+            if row.logits is LogitsWanted.NONE
+            else RowResult(end, int(end is not RowEnd.ERROR))
             for row, end in zip(spec.rows, ends, strict=True)
         )
         self.naive.done(spec, tuple(row.end for row in rows))
@@ -170,7 +172,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.naive.submit(name, prompt, new)
         self.send(Submit(name, tenant, model, prompt, new, self.now, due))
 
-    @rule(count=st.integers(2, 6), prompt=st.integers(1, 40), new=st.integers(1, 12))
+    @rule(count=st.integers(2, 6), prompt=st.integers(1, 60), new=st.integers(1, 30))
     def submit_many(self, count: int, prompt: int, new: int) -> None:
         for i in range(count):
             self.submit(prompt + i, new, ("heavy", "light")[i % 2], None, "m")
@@ -198,9 +200,9 @@ class EngineMachine(RuleBasedStateMachine):
             size = len(spec.rows)
             self.job_done(spec, data.draw(st.lists(st.sampled_from(ENDS), min_size=size, max_size=size)))
 
-    @rule(steps=st.integers(1, 8))
-    def serve(self, steps: int) -> None:
-        """Several good steps in a row: without them most requests would never get far."""
+    @rule(steps=st.integers(1, 8), stops=st.sampled_from([-1, -1, -1, 0, 1]))
+    def serve(self, steps: int, stops: int) -> None:
+        """Several good steps in a row: without them most requests would never get far. stops: the row that ends."""
         for _ in range(steps):
             if self.exited:
                 self.check_all_told()
@@ -213,10 +215,14 @@ class EngineMachine(RuleBasedStateMachine):
             elif self.naive.jobs:
                 self.now += 9 * MS
                 spec = self.pick(0)
-                self.job_done(spec, [RowEnd.NONE] * len(spec.rows))
+                ends = [RowEnd.EOS if index == stops else RowEnd.NONE for index in range(len(spec.rows))]
+                self.job_done(spec, ends)
 
     @precondition(lambda self: self.naive.jobs)
-    @rule(index=st.integers(0, 3), kind=st.sampled_from([*FaultClass, *[FaultClass.TRANSIENT] * 6, *[FaultClass.DEVICE] * 3]))
+    @rule(
+        index=st.integers(0, 3),
+        kind=st.sampled_from([*FaultClass, *[FaultClass.TRANSIENT] * 6, *[FaultClass.DEVICE] * 3]),
+    )
     def fail(self, index: int, kind: FaultClass) -> None:
         spec = self.pick(index)
         self.naive.failed(spec)
@@ -244,6 +250,9 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.send(JobDone(job, generation, (RowResult(RowEnd.NONE, 1),)))
         self.send(Warmed("s", generation + 100))
+        for spec in list(self.naive.jobs.values())[:1]:
+            rows = tuple(RowResult(RowEnd.EOS, 1) for _ in spec.rows)
+            self.send(JobDone(spec.job, spec.generation + 1 + generation, rows))
         if self.lost:
             old = self.lost[index % len(self.lost)]
             self.send(JobFailed(old.job, old.generation, fault(FaultClass.UNKNOWN)))

@@ -29,7 +29,7 @@ def test_repetition_divides_positive_and_multiplies_negative_logits_of_prompt_an
 
 def test_counts_grow_beyond_their_first_size_and_ignore_foreign_ids() -> None:
     params = SamplingParams(presence_penalty=1.0)
-    row = penalised(params, [-1, 500], list(range(200)) + [10**9], [0.0] * 300)
+    row = penalised(params, [-1, 500], [*range(200), 10**9], [0.0] * 300)
     assert row == [-1.0] * 200 + [0.0] * 100
 
 

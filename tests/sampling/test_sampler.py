@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from calserve.sampling import Choice, Sampler, SamplingParams, choose_rows
+from calserve.sampling.filters import draw_token
 from calserve.sampling.uniform import uniform
 
 Row = npt.NDArray[np.float32]
@@ -64,7 +65,7 @@ sampled = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(row=rows, params=sampled, index=st.integers(0, 10_000), bar=st.booleans())
 def test_choose_equals_naive_inverse_cdf(row: Row, params: SamplingParams, index: int, bar: bool) -> None:
     barred = {0, int(row.argmax()), row.size // 2} if bar and row.size > 3 else set()
@@ -114,6 +115,30 @@ def test_choose_token_of_weight_zero_is_never_drawn() -> None:
     row[[7, 2000]] = 0
     sampler = Sampler(SamplingParams(seed=3), row.size)
     assert {sampler.choose(row, index).token for index in range(100)} == {7, 2000}
+
+
+@pytest.mark.parametrize("size", [3, 3000])
+def test_draw_at_the_edges_of_the_unit_interval_skips_weight_zero(size: int) -> None:
+    row = np.full(size, -np.inf, dtype=np.float32)
+    row[[1, size - 2]] = 0
+    params = SamplingParams(seed=0)
+    assert draw_token(row, 0.0, params, None, 0.0) == 1
+    assert draw_token(row, 0.0, params, None, 1.0) == size - 2
+
+
+@pytest.mark.parametrize("size", [2, 3000])
+def test_draw_on_a_boundary_takes_the_next_token(size: int) -> None:
+    # Half of the mass lies on the first half of the tokens, so u = 1/2 belongs to the first of the second.
+    assert draw_token(np.zeros(size, dtype=np.float32), 0.0, SamplingParams(seed=0), None, 0.5) == size // 2
+
+
+def test_draw_nucleus_reaches_into_many_light_tokens() -> None:
+    # One token of 90 %, a thousand of 0.01 % each: 95.005 % needs 501 of these, the ones with the lowest ids.
+    row = np.full(20_000, -np.inf, dtype=np.float32)
+    row[0] = np.log(0.9)
+    row[100:1100] = np.log(1e-4)
+    params = SamplingParams(top_p=0.95005, seed=0)
+    assert draw_token(row, float(row[0]), params, None, 0.9999) == 600
 
 
 def mixed_samplers(vocab: int) -> list[Sampler]:
@@ -210,6 +235,7 @@ def test_choose_row_of_wrong_width_is_an_error() -> None:
     assert choice.error == "The row has 10 logits, and 11 were expected."
 
 
+@pytest.mark.filterwarnings("error")
 def test_choose_extreme_finite_logits_still_sample() -> None:
     row = np.array([-3e38, 3e38, 3e38], dtype=np.float32)
     sampler = Sampler(SamplingParams(temperature=0.5, seed=2), 3)

@@ -139,7 +139,9 @@ def test_cancel_asks_for_open_members_only_and_close_drops_what_is_late() -> Non
     on_loop(body)
 
 
-@pytest.mark.parametrize(("code", "reason"), [(0, FinishReason.SHUTDOWN), (75, FinishReason.DEVICE_FAULT)])
+@pytest.mark.parametrize(
+    ("code", "reason"), [(0, FinishReason.SHUTDOWN), (75, FinishReason.DEVICE_FAULT), (70, FinishReason.INTERNAL)]
+)
 def test_exit_ends_every_open_member_once_and_the_first_exit_wins(code: int, reason: FinishReason) -> None:
     async def body(bridge: Bridge, posts: list[Any]) -> None:
         stream = opened(bridge, "a", "b")

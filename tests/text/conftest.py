@@ -35,7 +35,7 @@ def make_byte_level() -> HfTokenizer:
 
 def make_byte_fallback() -> HfTokenizer:
     tokenizer = HfTokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
     tokenizer.train_from_iterator(CORPUS[:2], trainer)
     data = json.loads(tokenizer.to_str())

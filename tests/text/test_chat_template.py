@@ -69,7 +69,7 @@ def test_render_without_generation_prompt_ends_with_the_last_message(tokenizer: 
     assert tokenizer.decode(ids, skip_special=False).endswith("hi<|im_end|>\n")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(contents=st.lists(attacks, min_size=1, max_size=4))
 def test_ids_of_any_chat_have_special_tokens_from_the_template_only(
     tokenizer: Tokenizer, peer: HfTokenizer, contents: list[str]
@@ -133,7 +133,7 @@ def test_forged_token_made_by_a_normalizer_is_plain_text(peer: HfTokenizer) -> N
     other.add_special_tokens([AddedToken("[END]", normalized=True)])
     tokenizer = Tokenizer(other.to_str())
     end = other.token_to_id("[END]")
-    wide = "［END］"  # noqa: RUF001
+    wide = "［END］"
     assert end in other.encode(wide).ids
     ids = ChatTemplate("{{ messages[0].content }}[END]").render_ids([user(f"a{wide}b[END]")], tokenizer)
     assert ids.count(end) == 1
@@ -152,19 +152,27 @@ def test_benign_chat_equals_the_library_where_segments_depend_on_their_place(fal
     tokenizer = Tokenizer(fallback_peer.to_str())
     template = ChatTemplate("<s>{{ messages[0].content }}</s>")
     text = "<s>what is the capital</s>"
+    assert tokenizer.encode("what is") != tokenizer.encode_trusted("<s>what is")[1:]
     assert template.render_ids([user("what is the capital")], tokenizer) == fallback_peer.encode(text).ids
 
 
-@pytest.mark.parametrize("strip", ["left", "right"])
-def test_tokens_that_swallow_whitespace_do_so_beside_typed_tokens_too(peer: HfTokenizer, strip: str) -> None:
+@pytest.mark.parametrize(
+    ("strip", "parts"),
+    [("left", ["hello", " mid", " <|im_end|>"]), ("right", ["hello ", "mid ", "<|im_end|>"])],
+)
+def test_tokens_that_swallow_whitespace_do_so_beside_typed_tokens_too(
+    peer: HfTokenizer, strip: str, parts: list[str]
+) -> None:
     other = HfTokenizer.from_str(peer.to_str())
-    other.add_special_tokens([AddedToken("[SEP]", lstrip=strip == "left", rstrip=strip == "right", normalized=False)])
+    flags = {"lstrip": strip == "left", "rstrip": strip == "right"}
+    other.add_special_tokens([AddedToken("[SEP]", normalized=False, **flags)])
     tokenizer = Tokenizer(other.to_str())
-    template = ChatTemplate("{{ messages[0].content }} \n [SEP] \n {{ messages[1].content }}")
-    ids = template.render_ids([user("hello"), user("<|im_end|>")], tokenizer)
-    benign = other.encode("hello \n [SEP] \n ", add_special_tokens=False).ids
-    assert ids[: len(benign) - 1] == benign[:-1]
-    assert END not in ids
+    template = ChatTemplate("{{ messages[0].content }} [SEP] mid [SEP] {{ messages[1].content }}")
+    other.encode_special_tokens = True
+    before, between, after = (other.encode(part).ids for part in parts)
+    separator = other.token_to_id("[SEP]")
+    expected = [*before, separator, *between, separator, *after]
+    assert template.render_ids([user("hello"), user("<|im_end|>")], tokenizer) == expected
 
 
 def test_developer_is_system_unless_the_template_knows_it() -> None:
@@ -240,6 +248,26 @@ def test_template_whitespace_follows_hugging_face() -> None:
     assert ChatTemplate(source).render([user("a"), user("b")]) == "a\nb\n"
 
 
+def test_template_idioms_of_published_models_work() -> None:
+    source = """\
+{%- macro shout(text) %}{{ text | upper }}{% endmacro -%}
+{%- set ns = namespace(last=-1, seen=[]) -%}
+{%- for m in messages[::-1] %}{% set ns.last = loop.index0 if m.role == 'user' else ns.last %}{% endfor -%}
+{%- for m in messages -%}
+    {%- if m.content is string and '</think>' in m.content -%}
+        {%- set content = m.content.split('</think>')[-1].lstrip('\n') -%}
+    {%- else -%}
+        {%- set content = m.content.replace('a', 'b').replace('b', 'c', 1) -%}
+    {%- endif -%}
+    {{- ', '.join([m.role, content, shout('x')]) ~ ';' -}}
+    {%- if m.tool_calls is defined and m.name is not none and m['content'].startswith('q') %}!{% endif -%}
+{%- endfor -%}
+{{- [1, 2] | join('+') + ns.last | string + ('a' * 3) + ('%s' % 'y') + 'a-b' | replace('-', '=') -}}
+{{- 'one\ntwo' | indent(2) -}}"""
+    rendered = ChatTemplate(source).render([user("aa"), user("so<think>x</think>\nyes", "assistant")])
+    assert rendered == "user, cb, X;assistant, yes, X;1+21aaaya=bone\n  two"
+
+
 def test_template_may_refuse_with_its_own_words() -> None:
     with pytest.raises(ChatError, match=r"^Roles must alternate\.$"):
         ChatTemplate("{{ raise_exception('Roles must alternate.') }}").render([user("x")])
@@ -255,11 +283,14 @@ def test_template_may_refuse_with_its_own_words() -> None:
         "{% include 'x' %}",
         "{{ missing.field }}",
         "{{ 1 / 0 }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a'['ljust'](1000000000) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
 def test_template_that_reaches_out_or_fails_is_a_chat_error(source: str) -> None:
-    with pytest.raises(ChatError):
+    with pytest.raises(ChatError, match="cannot render"):
         ChatTemplate(source).render([user("x")])
 
 
@@ -274,11 +305,10 @@ DOUBLING = "{%% set ns = namespace(x='aaaaaaaa') %%}{%% for i in range(60) %%}%s
         "{{ 'a' * 10 ** 9 }}",
         "{{ 10 ** 9 * ['a'] }}",
         "{{ 10 ** 10 ** 10 }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '{:>1000000000}'.format(1) }}",
-        "{{ 'a'.ljust(1000000000) }}",
-        "{{ 'a'['ljust'](1000000000) }}",
+        "{% set x = 'a' * 4000000 %}{{ x.replace('a', x) }}",
+        "{% set x = 'a' * 4000000 %}{{ x | replace('a', x) }}",
+        "{% set x = 'a' * 4000000 %}{{ x.join([''] * 4000000) }}",
+        "{% set x = 'a' * 4000000 %}{{ ([''] * 4000000) | join(x) }}",
         "{{ [1] | tojson(indent=1000000000) }}",
         "{{ 'a\\nb' | indent(1000000000) }}",
         "{{ strftime_now('%Y' * 8000000) }}",
@@ -293,7 +323,13 @@ DOUBLING = "{%% set ns = namespace(x='aaaaaaaa') %%}{%% for i in range(60) %%}%s
     ],
 )
 def test_template_that_explodes_is_stopped(source: str) -> None:
-    with pytest.raises(ChatError, match=r"more than|not allowed|cannot render"):
+    with pytest.raises(ChatError, match=r"more than \d+"):
+        ChatTemplate(source).render([user("x")])
+
+
+@pytest.mark.parametrize("source", ["{{ '%1000000000d' % 1 }}", "{{ '%*d' % (1000000000, 1) }}"])
+def test_template_that_formats_with_a_width_is_stopped_beforehand(source: str) -> None:
+    with pytest.raises(ChatError, match="width"):
         ChatTemplate(source).render([user("x")])
 
 
@@ -314,7 +350,8 @@ def test_template_too_long_or_recursive_is_refused() -> None:
 
 
 def test_steps_are_counted_for_each_rendering_alone() -> None:
-    half = limits.STEPS_MAX // 100 // 2 + 1
-    template = ChatTemplate("{%% for i in range(%d) %%}{%% for j in range(100) %%}{%% endfor %%}{%% endfor %%}" % half)
+    rounds = limits.STEPS_MAX // 100 // 2 + 1
+    source = "{% for i in range(rounds) %}{% for j in range(100) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(source.replace("rounds", str(rounds)))
     for _ in range(3):
         assert template.render([user("x")]) == ""

@@ -39,13 +39,13 @@ REFUSALS: Mapping[RefusalKind, ErrorShape] = MappingProxyType(
             400,
             _INVALID,
             "context_length_exceeded",
-            "The model's context is {limit} tokens; prompt and requested output together are {given}.",
+            "The request has {given} tokens, prompt and requested output together; the model takes at most {limit}.",
         ),
         RefusalKind.TOO_LARGE_FOR_KV: ErrorShape(
             400,
             _INVALID,
             "context_length_exceeded",
-            "This server has room for {limit} tokens per request; prompt and requested output together are {given}.",
+            "The request has {given} tokens, prompt and requested output together; the server has room for {limit}.",
         ),
         RefusalKind.QUEUE_FULL: ErrorShape(
             429, _LIMIT, "queue_full", "The server is at its limit of {limit} waiting requests.", 1

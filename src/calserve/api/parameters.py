@@ -157,6 +157,7 @@ def _sampling(asked: Common, logprobs: int | None) -> SamplingParams:
         "seed": asked.seed,
         "presence_penalty": asked.presence_penalty,
         "frequency_penalty": asked.frequency_penalty,
+        "repetition_penalty": asked.repetition_penalty,
         "logit_bias": _logit_bias(asked.logit_bias),
         "logprobs": logprobs,
     }

@@ -78,6 +78,7 @@ class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     logit_bias: Raw | UnsetType = UNSET
     max_tokens: int | None = None
     min_tokens: int | None = None

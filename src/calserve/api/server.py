@@ -70,6 +70,7 @@ async def serve(
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nobody here asks who the client is
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -79,7 +79,7 @@ class Shape:
             return self._event(self._delta(index, text, self._logprobs(index, choices, text), None))
         cut = self._cuts.get(index)
         if cut is None:
-            before, _, after = self._event(self._delta(index, _TEXT, None, None)).partition(_TEXT_JSON)
+            before, _, after = self._event(self._delta(index, _TEXT, None, None)).rpartition(_TEXT_JSON)
             cut = self._cuts[index] = (before, after)
         return cut[0] + _encode(text) + cut[1]
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from calserve.bench.workload import Run, Work
+from calserve.package.pack.paged import Geometry, read_paged
 from calserve.runtime.contract import BoardPackage
 
 
@@ -25,9 +26,10 @@ class BareLoop:
         self._block = int(package.kv["unit_tokens"])
         self._per_lane = -(-package.context // self._block)
         blocks = package.max_lanes * self._per_lane
-        compiled = ov.Core().compile_model(
-            str(package.files["graph:step"]), "CPU", {**package.settings, "PERFORMANCE_HINT": "LATENCY"}
-        )
+        core = ov.Core()
+        geometry = Geometry(*(int(package.kv[key]) for key in ("n_layers", "n_kv_heads", "head_dim")))
+        model = read_paged(core, package.files["graph:step"], geometry)
+        compiled = core.compile_model(model, "CPU", dict(package.settings))
         self._request = compiled.create_infer_request()
         for port in compiled.inputs:
             name = port.any_name
@@ -59,6 +61,6 @@ class BareLoop:
             "sampled_tokens_indices": np.arange(count - 1, lanes * count, count, dtype=np.int64),
         }
         for name, value in inputs.items():
-            self._request.set_tensor(name, self._ov.Tensor(value))
+            self._request.set_tensor(name, self._ov.Tensor(value, value.shape))
         self._request.infer()
         return self._request.get_tensor("logits").data.argmax(axis=-1)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from calserve.bench.workload import Work
@@ -107,13 +108,14 @@ async def run_streams(host: str, port: int, model: str, work: Work) -> list[Stre
     futures = []
     for prompt in work.prompts:
         done: asyncio.Future[StreamResult] = loop.create_future()
-        await loop.create_connection(
-            lambda p=prompt, d=done: _StreamReader(_request(model, p, work), d),
-            host,
-            port,  # type: ignore[misc]
-        )
+        reader = _StreamReader(_request(model, prompt, work), done)
+        await loop.create_connection(partial(_same, reader), host, port)
         futures.append(done)
     return list(await asyncio.gather(*futures))
+
+
+def _same(reader: _StreamReader) -> _StreamReader:
+    return reader
 
 
 def measure(host: str, port: int, model: str, work: Work) -> dict[str, Any]:

@@ -6,8 +6,7 @@ What a server can reach at best on this board: prompts in one prefill job, then 
 from __future__ import annotations
 
 import time
-
-import numpy as np
+from collections.abc import Sequence
 
 from calserve.bench.workload import Run, Work
 from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
@@ -34,28 +33,31 @@ class RawLoop:
         """Prefill every prompt, decode `new_tokens` for each, all rows together."""
         began = time.perf_counter()
         lanes, length = len(work.prompts), len(work.prompts[0])
-        tokens = self._step(Task.PREFILL, 0, length, work.prompts)
+        tokens = self._step(Task.PREFILL, 0, work.prompts)
         for step in range(1, work.new_tokens):
-            tokens = self._step(Task.DECODE, length + step - 1, 1, [[int(t)] for t in tokens])
+            tokens = self._step(Task.DECODE, length + step - 1, [[token] for token in tokens])
         seconds = time.perf_counter() - began
         for lane in range(lanes):
             self._session.kv.release(lane)
         return Run(lanes * work.new_tokens, seconds)
 
-    def _step(self, task: Task, first: int, count: int, tokens: object) -> np.ndarray:  # type: ignore[type-arg]
+    def _step(self, task: Task, first: int, tokens: Sequence[Sequence[int]]) -> list[int]:
         self._job += 1
-        rows = tuple(self._row(lane, first, count) for lane in range(len(tokens)))  # type: ignore[arg-type]
-        spec = JobSpec(self._job, self._generation, self._session.name, self._graph.name, task, Bank.AUTO, 0, rows)
-        fault = encode(self._graph, spec, tokens, self._buffers)  # type: ignore[arg-type]
+        count, bank = len(tokens[0]), Bank.AUTO
+        rows = tuple(self._row(lane, first, count) for lane in range(len(tokens)))
+        graph, session = self._graph, self._session
+        spec = JobSpec(self._job, self._generation, session.name, graph.name, task, bank, 0, rows)
+        fault = encode(graph, spec, tokens, self._buffers)
         if fault:
             raise RuntimeError(str(fault))
-        code, ticket = self._session.submit(spec, self._buffers)
+        code, ticket = session.submit(spec, self._buffers)
         if ticket is None:
             raise RuntimeError(f"submit: code {code}")
-        code, status = self._session.wait(ticket, _TIMEOUT_NS)
+        code, status = session.wait(ticket, _TIMEOUT_NS)
         if code or status is None or status.status is not StatusKind.DONE:
             raise RuntimeError(f"wait: code {code}")
-        return self._buffers.output("logits").argmax(axis=-1)
+        best: list[int] = self._buffers.output("logits").argmax(axis=-1).tolist()
+        return best
 
     def _row(self, lane: int, first: int, count: int) -> Row:
         per_lane = self._session.kv_units // self._session.lanes

@@ -30,10 +30,10 @@ def histogram_percentile(text: str, name: str, share: float) -> float | None:
     if not buckets or not buckets[-1][1]:
         return None
     wanted, before, low = share * buckets[-1][1], 0.0, 0.0
-    for bound, count in buckets:
+    for upper, count in buckets:
         if count >= wanted:
-            return low if bound == float("inf") else low + (bound - low) * (wanted - before) / max(1, count - before)
-        before, low = count, bound
+            return low if upper == float("inf") else low + (upper - low) * (wanted - before) / max(1, count - before)
+        before, low = count, upper
     return low
 
 

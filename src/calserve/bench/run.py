@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from calserve.bench.peer_ir import peer_ir
 from calserve.bench.report import Samples, histogram_percentile, print_table, write_json
 from calserve.bench.sides import ServerProcess, SideProcess
 from calserve.bench.workload import Work, make_prompts
@@ -17,21 +18,22 @@ from calserve.package.reader import open_package
 from calserve.progress import Progress
 from calserve.text.tokenizer import Tokenizer
 
-IDLE_HISTOGRAM = "calserve_job_idle_seconds"
+IDLE_HISTOGRAM = "calserve_job_turnaround_seconds"
 SERVED = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """ir: directory of the stateful IR for the peer; None leaves the peer out and says so."""
+    """source: the GGUF the package was made from, for the peer's IR; None leaves the peer out and says so."""
 
     model: Path
-    ir: Path | None
+    source: Path | None
     streams: Sequence[int] = (1, 4, 8, 16)
     repeats: int = 5
     prompt_tokens: int = 64
     new_tokens: int = 128
     json_path: Path | None = None
+    cache: Path = Path("build/peers")
 
 
 def run_bench(options: BenchOptions, progress: Progress, console: Console) -> None:
@@ -46,10 +48,11 @@ def run_bench(options: BenchOptions, progress: Progress, console: Console) -> No
         )
         sides["raw"] = SideProcess.start("raw", options.model)
         sides["bare"] = SideProcess.start("bare", options.model)
-        if options.ir is not None and importlib.util.find_spec("openvino_genai"):
-            sides["genai"] = SideProcess.start("genai", options.model, "--ir", str(options.ir))
+        if options.source is not None and importlib.util.find_spec("openvino_genai"):
+            ir = peer_ir(package, options.source, options.cache, progress)
+            sides["genai"] = SideProcess.start("genai", options.model, "--ir", str(ir))
         else:
-            console.print("peer left out: it needs the extra `peers` and the package's source IR")
+            console.print("peer left out: it needs the extras `pack` and `peers`, and --source")
         samples = []
         for streams in options.streams:
             prompts = make_prompts(tokenizer, streams, options.prompt_tokens)
@@ -76,10 +79,11 @@ def _measure(
 ) -> Samples:
     samples = Samples(len(prompts))
     works = {name: Work(prompts, options.new_tokens, *how) for name, how in SERVED.items()}
-    turns = [(name, sides[name], works["greedy"]) for name in ("bare", "raw", "genai") if name in sides]
+    others = [name for name in sides if name != "client"]
+    turns = [(name, sides[name], works["greedy"]) for name in others]
     turns += [(name, sides["client"], work) for name, work in works.items()]
     label = f"{len(prompts)} streams"
-    with progress.task(label, options.repeats + 1) as step:
+    with progress.step(label, options.repeats + 1, "rounds") as step:
         for repeat in range(options.repeats + 1):
             order = turns if repeat % 2 else turns[::-1]
             for name, side, work in order:

@@ -28,14 +28,14 @@ class SideProcess:
 
     name: str
     process: subprocess.Popen[str]
+    log: IO[bytes]
 
     @classmethod
     def start(cls, name: str, model: Path, *extra: str) -> SideProcess:
         command = [*_CLI, "bench-worker", name, "--model", str(model), *extra]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        side = cls(name, process)
+        log = _log_file(name)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        side = cls(name, process, log)
         side._read()
         return side
 
@@ -51,6 +51,7 @@ class SideProcess:
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(20)
+        self.log.close()
 
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -58,7 +59,7 @@ class SideProcess:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise BenchError(f"{self.name} ended with code {self.process.wait()}")
+        raise BenchError(f"{self.name} ended with code {self.process.wait()}: {_last_words(self.log)}")
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class ServerProcess:
 
     @classmethod
     def start(cls, model: Path, *extra: str) -> ServerProcess:
-        log = tempfile.NamedTemporaryFile(prefix="calserve-bench-", suffix=".log")  # noqa: SIM115 - lives with self
+        log = _log_file("server")
         command = [*_CLI, "serve", "--model", str(model), "--port", "0", *extra]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -81,8 +82,7 @@ class ServerProcess:
             found = re.search(rb"http://[\d.]+:(\d+)", raw)
             if found:
                 return cls(process, int(found.group(1)), log)
-        log.seek(0)
-        raise BenchError(f"the server ended with code {process.wait()}: {log.read()[-500:].decode()}")
+        raise BenchError(f"the server ended with code {process.wait()}: {_last_words(log)}")
 
     def metrics(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
@@ -100,3 +100,12 @@ class ServerProcess:
         code = self.process.wait(30)
         self.log.close()
         return code
+
+
+def _log_file(name: str) -> IO[bytes]:
+    return tempfile.NamedTemporaryFile(prefix=f"calserve-bench-{name}-", suffix=".log")
+
+
+def _last_words(log: IO[bytes]) -> str:
+    log.seek(0)
+    return " ".join(log.read()[-500:].decode(errors="replace").split())

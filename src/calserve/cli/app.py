@@ -72,7 +72,8 @@ def pack(
 
         options = PackOptions(_lane_counts(profiles), context, weights, numerics, alias, force)
         report = pack_model(source, out, options, choose_progress())
-        typer.echo(json.dumps(asdict(report), default=str, indent=1) if as_json else report.text())
+        text = f"{report.target}: {report.total_bytes / 1e6:.0f} MB in {report.seconds:.1f} s, {report.hash[:12]}"
+        typer.echo(json.dumps(asdict(report), default=str, indent=1) if as_json else text)
 
 
 def _lane_counts(text: str) -> tuple[int, ...]:
@@ -127,19 +128,17 @@ def bench(
         from rich.console import Console
 
         from calserve.bench.run import BenchOptions, run_bench
-        from calserve.cli.peer_ir import peer_ir
         from calserve.progress import choose_progress
 
-        progress = choose_progress()
         options = BenchOptions(
             model=model,
-            ir=peer_ir(model, source, progress),
+            source=source,
             streams=_lane_counts(streams),
             repeats=repeats,
             new_tokens=new_tokens,
             json_path=json_path,
         )
-        run_bench(options, progress, Console())
+        run_bench(options, choose_progress(), Console())
 
 
 @app.command("bench-worker", hidden=True)
@@ -155,7 +154,9 @@ def bench_worker(
         from calserve.bench.worker import WorkerOptions, run_worker
         from calserve.cli.boards import open_board
 
-        run_worker(WorkerOptions(side, model, ir, port, alias), lambda package: open_board(package.board, is_shared=True))
+        run_worker(
+            WorkerOptions(side, model, ir, port, alias), lambda package: open_board(package.board, is_shared=True)
+        )
 
 
 def main() -> None:

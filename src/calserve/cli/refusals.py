@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import typer
 
+from calserve.bench.sides import BenchError
 from calserve.package.fault import PackageError
 from calserve.runtime.lock import BoardBusy
 from calserve.service.config import ConfigError
@@ -30,7 +31,7 @@ def told_in_one_sentence() -> Iterator[None]:
     """Turn expected failures into their sentence and exit code 1; anything else stays a bug."""
     try:
         yield
-    except (Refusal, PackageError, BoardBusy, ConfigError, TemplateError) as refusal:
+    except (Refusal, BenchError, PackageError, BoardBusy, ConfigError, TemplateError) as refusal:
         _say(str(refusal))
     except OSError as error:
         if error.errno == errno.ENOSPC:

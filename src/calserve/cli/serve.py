@@ -138,7 +138,7 @@ async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Pr
     if failed:
         service.begin_shutdown(0)
         failure = failed[0].failure
-        return f"{parts.served.alias} could not be loaded: {failure and failure.detail or 'unknown reason'}"
+        return f"{parts.served.alias} could not be loaded: {(failure and failure.detail) or 'unknown reason'}"
     print(_ready_text(parts, views), flush=True)
     return None
 
@@ -169,11 +169,9 @@ def _ready_text(parts: Parts, views: tuple[SessionView, ...]) -> str:
 
 def _served_model(package: BoardPackage, alias: str) -> ServedModel[BoardPackage]:
     tokenizer = Tokenizer.from_file(package.files["tokenizer"], eos_ids=package.eos_token_ids)
-    template = None
-    path = package.files.get("chat_template")
-    if path is not None:
-        names = {"eos_token": tokenizer.decode(package.eos_token_ids[:1], skip_special=False)}
-        template = ChatTemplate(path.read_text(encoding="utf-8"), names)
+    text = package.files["chat_template"].read_text(encoding="utf-8")
+    names = {"eos_token": tokenizer.decode(package.eos_token_ids[:1], skip_special=False)}
+    template = ChatTemplate(text, names) if text else None
     return ServedModel(alias, package, tokenizer, template)
 
 

@@ -137,7 +137,7 @@ class Engine:
     # --- requests ---------------------------------------------------------------------------------------
 
     def _on_submit(self, event: Submit, now_ns: int) -> None:
-        if any(event.request in s.worker.requests for s in self.supervisor.sessions.values()):
+        if any(event.request in s.worker.roster.requests for s in self.supervisor.sessions.values()):
             # ending it would end the first one's stream; the caller broke the uniqueness of names
             self._out.count("duplicate_submits")
             return
@@ -147,10 +147,10 @@ class Engine:
             usage = Usage(max(0, event.prompt_tokens), 0)
             self._out.finish(event.request, FinishReason.REFUSED, usage, refusal=Refusal(target))
         else:
-            target.worker.accept(event, now_ns)
+            target.worker.roster.accept(event, now_ns)
 
     def _on_cancel(self, request: str) -> None:
-        if not any(session.worker.cancel(request) for session in self.supervisor.sessions.values()):
+        if not any(session.worker.roster.cancel(request) for session in self.supervisor.sessions.values()):
             self._out.count("unknown_cancels")
 
     # --- jobs -------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Engine:
             return
         match event:
             case JobDone():
-                suspect = session.worker.job_done(job, event.rows, now_ns)
+                suspect = session.worker.job_done(job, event, now_ns)
                 session.job_returned()
                 if suspect is not None:
                     # seed 003, FI10: the generation is isolated and its goldens run again

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calserve.core.admission import blocker, choose_head, refuse_size
+from calserve.core.roster import Roster
 from calserve.core.session import Session
 from calserve.core.states import GenerationState, LaneState, RequestState
 from calserve.core.supervisor import Supervisor
@@ -19,32 +20,32 @@ _READY = (RequestState.PREFILL_READY, RequestState.DECODE_READY)
 
 
 def check(supervisor: Supervisor, counters: Mapping[str, int], now_ns: int) -> None:
-    live = sum(len(session.worker.requests) for session in supervisor.sessions.values())
+    live = sum(len(session.worker.roster.requests) for session in supervisor.sessions.values())
     finished = sum(count for name, count in counters.items() if name.startswith("finished_"))
     submitted = counters.get("submitted", 0)
     assert submitted == finished + live, f"I1/I12: {submitted} submitted, {finished} finished, {live} live"
     for session in supervisor.sessions.values():
-        _check_places(session.worker)
+        _check_places(session.worker.roster)
         _check_ledger(session)
         _check_flight(session.worker)
         if not supervisor.has_exited:
             _check_work(session, now_ns)
 
 
-def _check_places(worker: Worker) -> None:
+def _check_places(roster: Roster) -> None:
     """Every live request stands in exactly the one place its state says."""
-    waiting = {request.name for request in worker.line}
-    ready = {request.name for request in worker.ready}
+    waiting = {request.name for request in roster.line}
+    ready = {request.name for request in roster.ready}
     flying: dict[str, int] = {}
-    for job in worker.flight.jobs.values() if worker.flight is not None else ():
+    for job in roster.serving.flight.jobs.values() if roster.serving is not None else ():
         for index, (request, _) in enumerate(job.rows):
             if job.is_row_live(index):
                 assert request.name not in flying, f"I6: {request.name} is in two jobs"
                 flying[request.name] = job.spec.job
-    assert len(ready) == len(worker.ready), "a request is ready twice"
-    assert len(waiting) == worker.line.requests, "the line's count drifted"
-    assert sum(r.prompt_tokens for r in worker.line) == worker.line.prompt_tokens, "the line's tokens drifted"
-    for request in worker.requests.values():
+    assert len(ready) == len(roster.ready), "a request is ready twice"
+    assert len(waiting) == roster.line.requests, "the line's count drifted"
+    assert sum(r.prompt_tokens for r in roster.line) == roster.line.prompt_tokens, "the line's tokens drifted"
+    for request in roster.requests.values():
         name, state = request.name, request.state
         assert not request.is_terminal, f"I1: {name} ended and is still here"
         places = (name in waiting, name in ready, name in flying)
@@ -52,15 +53,15 @@ def _check_places(worker: Worker) -> None:
         assert places == expected, f"{name} is {state.value} but stands in (line, ready, job) = {places}"
         assert (request.lane is None) == (state in _WAITING), f"{name}: lane without admission"
         assert request.generated <= max(request.max_new_tokens, 0), f"{name} generated too much"
-    assert len(waiting) + len(ready) + len(flying) == len(worker.requests), "a place holds someone unknown"
-    assert worker.outstanding == sum(r.cost for r in worker.requests.values()), "outstanding cost drifted"
-    assert worker.active_long == sum(r.is_long_prefill for r in worker.requests.values()), "long count drifted"
-    _check_tenants(worker)
+    assert len(waiting) + len(ready) + len(flying) == len(roster.requests), "a place holds someone unknown"
+    assert roster.outstanding == sum(r.cost for r in roster.requests.values()), "outstanding cost drifted"
+    assert roster.active_long == sum(r.is_long_prefill for r in roster.requests.values()), "long count drifted"
+    _check_tenants(roster)
 
 
-def _check_tenants(worker: Worker) -> None:
-    for tenant in worker.clock.tenants.values():
-        mine = [r for r in worker.requests.values() if r.tenant is tenant]
+def _check_tenants(roster: Roster) -> None:
+    for tenant in roster.clock.tenants.values():
+        mine = [r for r in roster.requests.values() if r.tenant is tenant]
         waiting = [r for r in mine if r.state in _WAITING]
         assert tenant.waiting == len(waiting), f"{tenant.name}: waiting drifted"
         assert tenant.waiting_tokens == sum(r.prompt_tokens for r in waiting), f"{tenant.name}: tokens drifted"
@@ -68,13 +69,13 @@ def _check_tenants(worker: Worker) -> None:
 
 
 def _check_ledger(session: Session) -> None:
-    worker = session.worker
-    ledger = worker.ledger
-    if ledger is None:
-        assert not worker.has_admitted, "I2: admitted without a ledger"
+    roster = session.worker.roster
+    if roster.serving is None:
+        assert not roster.has_admitted, "I2: admitted without a ledger"
         return
+    ledger = roster.serving.ledger
     ledger.check()
-    holders = {r.name: r for r in worker.requests.values() if r.lane is not None}
+    holders = {r.name: r for r in roster.requests.values() if r.lane is not None}
     for lane in ledger.lanes:
         if not lane.holder:
             continue
@@ -86,21 +87,21 @@ def _check_ledger(session: Session) -> None:
         # a decode writes the token before the newest: the newest is not in KV yet
         written = request.prompt_tokens + request.generated - 1 if request.generated else lane.committed
         assert lane.committed == written, f"I3: {lane.holder} at {lane.committed}, not {written}"
-        assert worker.shape is not None
-        too_big = refuse_size(worker.shape, request.prompt_tokens, request.max_new_tokens)
+        too_big = refuse_size(roster.serving.shape, request.prompt_tokens, request.max_new_tokens)
         assert too_big is None, f"I7: {lane.holder} can never run to its end"
     assert not holders, f"I2: no lane knows {list(holders)}"
 
 
 def _check_flight(worker: Worker) -> None:
-    if worker.flight is None or worker.ledger is None or worker.shape is None:
+    serving = worker.serving
+    if serving is None:
         return
-    jobs = worker.flight.jobs.values()
-    assert len(jobs) <= worker.shape.max_in_flight, f"I6: {len(jobs)} jobs in flight"
+    jobs = serving.flight.jobs.values()
+    assert len(jobs) <= serving.shape.max_in_flight, f"I6: {len(jobs)} jobs in flight"
     flying = [txn.lane for job in jobs for _, txn in job.rows]
     for lane in flying:
         assert lane.state in (LaneState.UPDATING, LaneState.RELEASING), f"I4: lane {lane.index} {lane.state}"
-    written = sum(lane.state in (LaneState.UPDATING, LaneState.RELEASING) for lane in worker.ledger.lanes)
+    written = sum(lane.state in (LaneState.UPDATING, LaneState.RELEASING) for lane in serving.ledger.lanes)
     assert written == len(flying), "I4: a lane is updated by no job or by two"
     for job in jobs:
         for (_, txn), row in zip(job.rows, job.spec.rows, strict=True):
@@ -110,17 +111,16 @@ def _check_flight(worker: Worker) -> None:
 
 def _check_work(session: Session, now_ns: int) -> None:
     """I8: the board never stands idle beside work it could do."""
-    worker = session.worker
-    if session.state is not GenerationState.READY or session.overdue_until_ns is not None:
+    worker, roster, serving = session.worker, session.worker.roster, session.worker.serving
+    if session.state is not GenerationState.READY or session.overdue_until_ns is not None or serving is None:
         return
-    assert worker.shape is not None
-    assert worker.ledger is not None
     held_back = worker.retry_at_ns is not None or worker.window_ns is not None
-    if not worker.in_flight and len(worker.ready):
-        assert held_back, f"I8: {len(worker.ready)} ready rows and no job"
+    if not worker.in_flight and len(roster.ready):
+        assert held_back, f"I8: {len(roster.ready)} ready rows and no job"
     assert worker.window_ns is None or worker.window_ns > now_ns, "I8: a window is past"
-    if worker.line.requests and worker.waiting_reason != "kv_released":
-        head, _ = choose_head(worker.config, worker.line, worker.clock, worker.active_long, worker.shape.lanes)
+    if roster.line.requests and worker.waiting_reason != "kv_released":
+        lanes = serving.shape.lanes
+        head, _ = choose_head(worker.config, roster.line, roster.clock, roster.active_long, lanes)
         if head is not None:
-            assert blocker(worker.ledger, head), f"I8: {head.name} fits and is not admitted"
-            assert worker.waiting_reason == blocker(worker.ledger, head), "I8: the reason given is wrong"
+            assert blocker(serving.ledger, head), f"I8: {head.name} fits and is not admitted"
+            assert worker.waiting_reason == blocker(serving.ledger, head), "I8: the reason given is wrong"

@@ -187,8 +187,8 @@ class Session:
 
     def _unload_after_recovery(self) -> None:
         self.unload_next = True
-        self.worker.restarting = False
-        self.worker.refuse_waiting(RefusalKind.MODEL_DRAINING)
+        self.worker.roster.restarting = False
+        self.worker.roster.refuse_waiting(RefusalKind.MODEL_DRAINING)
 
     def _join_drain(self, drain: Drain, deadline_ns: int) -> None:
         drain.until_ns = min(drain.until_ns, deadline_ns)
@@ -204,11 +204,11 @@ class Session:
         self.failure = cause
         self.drain = Drain(aim, may_run, until_ns, cause)
         self.worker.admitting = False
-        self.worker.restarting = aim is Aim.RECOVER
+        self.worker.roster.restarting = aim is Aim.RECOVER
         if aim is Aim.UNLOAD:
-            self.worker.refuse_waiting(RefusalKind.MODEL_DRAINING)
+            self.worker.roster.refuse_waiting(RefusalKind.MODEL_DRAINING)
         elif aim is Aim.FAIL:
-            self.worker.refuse_waiting(RefusalKind.MODEL_FAILED)
+            self.worker.roster.refuse_waiting(RefusalKind.MODEL_FAILED)
         self._advance_drain(self.drain, now_ns)
 
     def fault(self, failure: Failure, then: Aftermath, now_ns: int) -> None:
@@ -230,14 +230,14 @@ class Session:
         drain.cause = self.failure = failure
         if then is Aftermath.FAIL and drain.aim is Aim.RECOVER:
             drain.aim = Aim.FAIL
-            self.worker.restarting = False
-            self.worker.refuse_waiting(RefusalKind.MODEL_FAILED)
+            self.worker.roster.restarting = False
+            self.worker.roster.refuse_waiting(RefusalKind.MODEL_FAILED)
         drain.until_ns = now_ns
         self._advance_drain(drain, now_ns)
 
     def _advance_drain(self, drain: Drain, now_ns: int) -> None:
         worker = self.worker
-        if drain.may_run and (not worker.has_admitted or now_ns >= drain.until_ns):
+        if drain.may_run and (not worker.roster.has_admitted or now_ns >= drain.until_ns):
             drain.may_run = False
         if drain.may_run:
             return
@@ -253,21 +253,21 @@ class Session:
             self._conclude(drain, lost=True)
 
     def _tell_admitted(self, drain: Drain) -> None:
-        if not self.worker.has_admitted:
+        if not self.worker.roster.has_admitted:
             return
         cause = drain.cause
         if cause is None:
-            self.worker.end_admitted(FinishReason.SHUTDOWN)
+            self.worker.roster.end_admitted(FinishReason.SHUTDOWN)
         elif drain.aim is Aim.RECOVER:
-            self.worker.lose_admitted(cause)
+            self.worker.roster.lose_admitted(FinishReason.DEVICE_FAULT, cause)
         else:
-            self.worker.end_admitted(FAULT_RULES[cause.fault].end, cause)
+            self.worker.roster.end_admitted(FAULT_RULES[cause.fault].end, cause)
 
     def _conclude(self, drain: Drain, *, lost: bool) -> None:
         self.drain = None
         if lost:
-            assert self.worker.flight is not None
-            self._out.count("lost_jobs", self.worker.flight.quarantine_all())
+            assert self.worker.serving is not None
+            self._out.count("lost_jobs", self.worker.serving.flight.quarantine_all())
             self.unload_next = self.unload_next or drain.aim is Aim.UNLOAD
             self.failure = drain.cause or Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned")
         self.worker.close()
@@ -289,9 +289,10 @@ class Session:
 
     def job_returned(self) -> None:
         """A job retired; when none is overdue any more, the valves open again."""
-        if self.overdue_until_ns is None or self.worker.flight is None:
+        serving = self.worker.serving
+        if self.overdue_until_ns is None or serving is None:
             return
-        if not any(job.is_overdue for job in self.worker.flight.jobs.values()):
+        if not any(job.is_overdue for job in serving.flight.jobs.values()):
             self.overdue_until_ns = None
             self.worker.admitting = self.worker.submitting = True
 
@@ -344,8 +345,8 @@ class Session:
         self.drain = None
         self.wish = Wish.NOTHING
         self.unload_next = False
-        self.worker.refuse_waiting(RefusalKind.MODEL_FAILED)
-        self.worker.end_admitted(FAULT_RULES[failure.fault].end, failure)
+        self.worker.roster.refuse_waiting(RefusalKind.MODEL_FAILED)
+        self.worker.roster.end_admitted(FAULT_RULES[failure.fault].end, failure)
         if self.is_on_board and not self.is_fenced:
             self._order(Release(self.name, self.generation), "release")
 
@@ -353,7 +354,7 @@ class Session:
 
     def expire(self, now_ns: int) -> None:
         """Request deadlines first: an event at the same instant finds them passed."""
-        self.worker.expire(now_ns)
+        self.worker.roster.expire(now_ns)
 
     def advance(self, now_ns: int) -> None:
         """After every event: drains move on, lanes are filled, jobs go out."""
@@ -373,7 +374,7 @@ class Session:
                 self.begin_drain(Aim.RECOVER, now_ns, until, cause)
         elif self.drain is not None:
             self._advance_drain(self.drain, now_ns)
-        if self.state is G.DRAINING:
+        if self.state is not G.READY:
             worker.run(now_ns)
 
     def next_deadline_ns(self) -> int | None:

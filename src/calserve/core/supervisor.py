@@ -81,7 +81,7 @@ class Supervisor:
         for states in ((G.READY,), (G.VALIDATING, G.CONFIGURING, G.WARMING)):
             able = [s for s in copies if s.state in states and not s.unload_next]
             if able:
-                return min(able, key=lambda s: s.worker.outstanding)
+                return min(able, key=lambda s: s.worker.roster.outstanding)
         if any(s.state is G.RECOVERING or _is_recovering(s) for s in copies):
             return RefusalKind.MODEL_RECOVERING
         if any(s.state in (G.DRAINING, G.UNLOADING) for s in copies):
@@ -104,9 +104,9 @@ class Supervisor:
         for session in self.sessions.values():
             worker = session.worker
             worker.admitting = worker.submitting = False
-            worker.refuse_waiting(RefusalKind.MODEL_DRAINING if failure is None else RefusalKind.MODEL_FAILED)
+            worker.roster.refuse_waiting(RefusalKind.MODEL_DRAINING if failure is None else RefusalKind.MODEL_FAILED)
             reason_told = FinishReason.SHUTDOWN if failure is None else FinishReason.DEVICE_FAULT
-            worker.end_admitted(reason_told, failure)
+            worker.roster.end_admitted(reason_told, failure)
         self._out.order(Exit(code, reason))
 
     # --- after every event ------------------------------------------------------------------------------

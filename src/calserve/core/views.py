@@ -12,8 +12,10 @@ from calserve.core.states import LaneState
 
 def session_view(session: Session, now_ns: int) -> SessionView:
     worker = session.worker
-    ledger, shape = worker.ledger, worker.shape
-    jobs = worker.flight.jobs.values() if worker.flight is not None else ()
+    roster, serving = worker.roster, worker.serving
+    ledger = serving.ledger if serving is not None else None
+    shape = serving.shape if serving is not None else None
+    jobs = serving.flight.jobs.values() if serving is not None else ()
     oldest = min(jobs, key=lambda job: job.started_ns, default=None)
     units = ledger.units_by_state() if ledger is not None else {}
     return SessionView(
@@ -22,9 +24,9 @@ def session_view(session: Session, now_ns: int) -> SessionView:
         package=session.package,
         generation=session.generation,
         state=session.state,
-        waiting_requests=worker.line.requests,
-        waiting_prompt_tokens=worker.line.prompt_tokens,
-        running_requests=len(worker.requests) - worker.line.requests,
+        waiting_requests=roster.line.requests,
+        waiting_prompt_tokens=roster.line.prompt_tokens,
+        running_requests=len(roster.requests) - roster.line.requests,
         jobs_in_flight=worker.in_flight,
         oldest_job_submitted_ns=oldest.started_ns if oldest is not None else None,
         oldest_job_deadline_ns=oldest.spec.execution_deadline_ns if oldest is not None else None,
@@ -42,13 +44,13 @@ def session_view(session: Session, now_ns: int) -> SessionView:
 
 def _queues(session: Session, now_ns: int) -> tuple[QueueView, ...]:
     """decode: ready to step. The prefill classes: waiting for a lane or for their first or next chunk."""
-    worker = session.worker
+    roster = session.worker.roster
     by_queue: dict[Queue, list[Request]] = {
-        queue: list(worker.ready.prefill[queue].values()) for queue in PREFILL_QUEUES
+        queue: list(roster.ready.prefill[queue].values()) for queue in PREFILL_QUEUES
     }
-    for request in worker.line:
+    for request in roster.line:
         by_queue[request.queue].append(request)
-    decode = [request.ready_since_ns for request in worker.ready.decode.values()]
+    decode = [request.ready_since_ns for request in roster.ready.decode.values()]
     views = [_view(Queue.DECODE, decode, now_ns)]
     views += [_view(queue, (r.arrived_ns for r in rows), now_ns) for queue, rows in by_queue.items()]
     return tuple(views)

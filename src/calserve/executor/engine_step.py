@@ -26,17 +26,18 @@ from calserve.core.commands import (
     Warm,
 )
 from calserve.core.engine import Engine
-from calserve.core.events import Event, JobFailed, JobSubmitted, PrepareFailed
-from calserve.core.job import JobSpec
+from calserve.core.events import Event, JobFailed, JobSubmitted, KvReleased, PrepareFailed
+from calserve.core.job import JobSpec, Row
 from calserve.core.outcomes import Failure, FaultClass
 from calserve.core.states import BufferEvent
+from calserve.core.worker import KV_STAGE
 from calserve.executor.clock import Clock
 from calserve.executor.completion import Completed, SubmittedJob
 from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder
 from calserve.executor.messages import Delivery, Ending, Inspect, Outlet, Recorder, Submission
 from calserve.executor.pool import BufferPool, Lease, PoolKey
 from calserve.executor.prepare import check_job
-from calserve.executor.sequence import Sequence
+from calserve.executor.sequence import Origin, Sequence
 from calserve.runtime.contract import Session
 from calserve.runtime.encoding import encode
 from calserve.runtime.errors import CalCode, failure
@@ -52,6 +53,7 @@ class SessionPort:
     generation: int
     pool: BufferPool
     last_ended_ns: int = 0
+    held: set[int] = field(default_factory=set)  # lanes the device holds KV for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,16 @@ class EngineSteps:
     jobs_kept: int = 2  # buffers per pool key: one in flight, one being cleaned
     ports: dict[str, SessionPort] = field(default_factory=dict)
     sequences: dict[str, Sequence | None] = field(default_factory=dict)  # None: in a job
+    origins: dict[str, Origin] = field(default_factory=dict)  # to start over when a job never came back
     returning: list[tuple[BufferPool, Lease]] = field(default_factory=list)
+    kv_blocked: set[str] = field(default_factory=set)  # sessions whose board said it has no KV to give yet
 
     def take(self, message: Message) -> None:
         """One message to its end."""
         match message:
             case Submission():
                 self.sequences[message.event.request] = message.sequence
+                self.origins[message.event.request] = message.sequence.origin
                 self._turn(message.event, {})
             case Completed():
                 self._turn(message.event, self._retire(message))
@@ -114,7 +119,7 @@ class EngineSteps:
                 if isinstance(command, SubmitJob):
                     facts.append(self._submit(command.spec))
                 elif isinstance(command, ReleaseLane):
-                    self._release_lane(command)
+                    self._release_lane(command, facts)
                 else:
                     later.append(command)
         changed = False
@@ -126,6 +131,7 @@ class EngineSteps:
                         batch.append(delivery)
                 case Finish():
                     self.sequences.pop(command.request, None)
+                    self.origins.pop(command.request, None)
                     batch.append(
                         Ending(command.request, command.reason, command.usage, command.refusal, command.failure)
                     )
@@ -161,14 +167,17 @@ class EngineSteps:
         code, lease = port.pool.take(key)
         if lease is None:
             return _unprepared(spec, failure("buffers", code))
-        fault = self._load(port, spec, lease)
+        fault = self._apply_kv(port, spec)
         if fault is not None:
             self.returning.append((port.pool, lease))
             return _unprepared(spec, fault)
-        code, ticket = port.session.submit(spec, lease.buffers)
+        fault, ticket = self._encode(port, spec, lease), None
+        if fault is None:
+            code, ticket = port.session.submit(spec, lease.buffers)
         if ticket is None:
+            _undo_kv(port, spec.rows)
             self.returning.append((port.pool, lease))
-            return _unprepared(spec, failure("submit", code))
+            return _unprepared(spec, fault or failure("submit", code))
         lease.step(BufferEvent.SUBMIT)
         idle = self.clock() - port.last_ended_ns if port.last_ended_ns else 0
         port.last_ended_ns = 0
@@ -177,20 +186,35 @@ class EngineSteps:
         self.ways.to_completion(spec.session, job)
         return JobSubmitted(spec.job, spec.generation, idle)
 
-    def _load(self, port: SessionPort, spec: JobSpec, lease: Lease) -> Failure | None:
-        """Device KV, then tensors. The sequences stay here until the device took the job."""
-        tokens = []
-        for row in spec.rows:
-            sequence = self.sequences[row.request]
-            assert sequence is not None, f"{row.request} is already in a job"
-            if row.first_position == 0 and sequence.generated:
-                sequence.restart()
-            tokens.append(sequence.tokens(row.first_position, row.token_count))
-            code = port.session.kv.apply(row.lane, row.kv_units, row.first_position + row.token_count)
+    def _apply_kv(self, port: SessionPort, spec: JobSpec) -> Failure | None:
+        """The device's view of KV follows the job's rows; all of them or none."""
+        kv = port.session.kv
+        starting = sum(len(row.kv_units) for row in spec.rows if row.first_position == 0)
+        if starting and not kv.can_allocate(starting):
+            self.kv_blocked.add(spec.session)
+            return failure(KV_STAGE, CalCode.DEVICE_BUSY, f"the board cannot allocate {starting} units yet")
+        for at, row in enumerate(spec.rows):
+            code = kv.apply(row.lane, row.kv_units, row.first_position + row.token_count)
             if code:
-                return failure("kv", code, f"the board refused units for lane {row.lane}")
+                _undo_kv(port, spec.rows[:at])
+                return failure("apply", code, f"the board refused units for lane {row.lane}")
+            port.held.add(row.lane)
+        return None
+
+    def _encode(self, port: SessionPort, spec: JobSpec, lease: Lease) -> Failure | None:
+        """The rows' tokens into the leased buffers. The sequences stay here until the device took the job."""
+        tokens = [self._resting(row).tokens(row.first_position, row.token_count) for row in spec.rows]
         fault = encode(port.session.graphs[spec.graph], spec, tokens, lease.buffers)
         return failure(fault.operation, fault.code, fault.tensor) if fault else None
+
+    def _resting(self, row: Row) -> Sequence:
+        """The row's sequence; a new one where the request starts over and the old one is lost or has advanced."""
+        sequence = self.sequences[row.request]
+        if row.first_position == 0 and (sequence is None or sequence.generated):
+            sequence = Sequence(*self.origins[row.request])
+            self.sequences[row.request] = sequence
+        assert sequence is not None, f"{row.request} is already in a job"
+        return sequence
 
     def _lend(self, request: str) -> Sequence:
         sequence = self.sequences[request]
@@ -202,7 +226,7 @@ class EngineSteps:
         """Take back what travelled with the job; a sequence whose request ended meanwhile is dropped."""
         job = done.job
         for sequence in job.sequences:
-            if sequence.request in self.sequences:
+            if self.sequences.get(sequence.request, sequence) is None:
                 self.sequences[sequence.request] = sequence
         port = self.ports.get(job.spec.session)
         if port is None or port.generation != job.spec.generation:
@@ -221,10 +245,17 @@ class EngineSteps:
             pool.give_back(lease)
         self.returning.clear()
 
-    def _release_lane(self, command: ReleaseLane) -> None:
+    def _release_lane(self, command: ReleaseLane, facts: deque[Event]) -> None:
         port = self.ports.get(command.session)
-        if port is not None and port.generation == command.generation:
+        if port is None or port.generation != command.generation:
+            return
+        # A lane that never reached the device frees nothing there: telling of it would be asking in a circle.
+        if command.lane in port.held:
+            port.held.discard(command.lane)
             port.session.kv.release(command.lane)
+            if command.session in self.kv_blocked:
+                self.kv_blocked.discard(command.session)
+                facts.append(KvReleased(command.session))
 
     # lifecycle
 
@@ -241,6 +272,17 @@ class EngineSteps:
             session = port.session if port is not None else None
         assert isinstance(command, Validate | Configure | Warm | Release | Reset)
         self.ways.to_lifecycle(LifecycleOrder(command, session))
+
+
+def _undo_kv(port: SessionPort, rows: Many[Row]) -> None:
+    """Take back what a job that was not submitted was given: lanes it would have started, last first.
+
+    A lane that already held tokens keeps what it has; applying the same units again changes nothing.
+    """
+    for row in reversed(rows):
+        if row.first_position == 0:
+            port.held.discard(row.lane)
+            port.session.kv.release(row.lane)
 
 
 def _unprepared(spec: JobSpec, fault: Failure) -> PrepareFailed:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 
 from calserve.core.engine import Engine
 from calserve.core.events import JobOverdue, Tick
@@ -65,10 +66,13 @@ class BoardExecutor:
 
     def start(self) -> None:
         """Start every thread. Daemons: a job that never completes must not keep a process that was told to end."""
-        bodies = [("engine", self._run_engine, ()), ("lifecycle", self._run_lifecycle, ())]
-        bodies += [(f"completion-{name}", self._run_completion, (name,)) for name in self._jobs]  # type: ignore[list-item]
-        for name, body, args in bodies:
-            thread = threading.Thread(target=self._guard, args=(body, *args), name=name, daemon=True)
+        bodies: list[tuple[str, Callable[[], None]]] = [
+            ("engine", self._run_engine),
+            ("lifecycle", self._run_lifecycle),
+            *((f"completion-{name}", partial(self._run_completion, name)) for name in self._jobs),
+        ]
+        for name, body in bodies:
+            thread = threading.Thread(target=self._guard, args=(body,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -86,10 +90,10 @@ class BoardExecutor:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _guard(self, body: object, *args: object) -> None:
+    def _guard(self, body: Callable[[], None]) -> None:
         """A broken invariant on any thread ends the process's service, loudly: nothing goes on half-true."""
         try:
-            body(*args)  # type: ignore[operator]
+            body()
         except Exception:
             _log.critical("%s thread stopped", threading.current_thread().name, exc_info=True)
             self._parts.outlet.exit(EXIT_BROKEN_INVARIANT, "an internal invariant broke; see the log")

@@ -50,4 +50,5 @@ def bfloat16_to_float32(
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """uint16 bit patterns to float32: bfloat16 is the upper half of a float32. One allocation, the result."""
     out = np.left_shift(raw.view(np.uint16), 16, dtype=np.uint32)
-    return out.view(np.float32)
+    floats: np.ndarray[Any, np.dtype[np.float32]] = out.view(np.float32)
+    return floats

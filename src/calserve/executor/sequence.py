@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from calserve.core.outcomes import RowEnd
 from calserve.sampling.params import SamplingParams
@@ -44,20 +45,35 @@ class Advance:
     text: str
 
 
+class Origin(NamedTuple):
+    """What a sequence is made of: immutable, so that the engine thread may keep it while the sequence is away."""
+
+    request: str
+    prompt: tuple[int, ...]
+    params: GenerationParams
+    tokenizer: Tokenizer
+
+
 class Sequence:
     """Invariants: `len(prompt) + len(generated)` is one more than the KV length after a decode; the text that
     left so far is a prefix of the text of the whole output. One owner at a time.
     """
 
-    __slots__ = ("_ends", "_text", "_tokenizer", "generated", "params", "prompt", "request", "sampler")
+    __slots__ = ("_ends", "_text", "generated", "origin", "params", "prompt", "request", "sampler")
 
     def __init__(self, request: str, prompt: Many[int], params: GenerationParams, tokenizer: Tokenizer) -> None:
+        self.origin = Origin(request, tuple(prompt), params, tokenizer)
         self.request = request
-        self.prompt = list(prompt)
+        self.prompt = self.origin.prompt
         self.params = params
         self.generated: list[int] = []
-        self.sampler = self._new_sampler()
-        self._tokenizer = tokenizer
+        self.sampler = Sampler(
+            params.sampling,
+            params.vocab_size,
+            self.prompt,
+            params.eos_ids + params.stop_token_ids,
+            params.min_tokens,
+        )
         self._text = TextStream(tokenizer, params.stops)
         self._ends = dict.fromkeys(params.stop_token_ids, RowEnd.STOP_TOKEN)
         if not params.ignore_eos:
@@ -68,13 +84,14 @@ class Sequence:
         """Whether log-probabilities travel with the text."""
         return self.params.sampling.logprobs is not None
 
-    def tokens(self, first: int, count: int) -> list[int]:
+    def tokens(self, first: int, count: int) -> Many[int]:
         """Ids at positions first .. first+count-1 of prompt + output. All of them exist when a job is planned."""
         prompt = self.prompt
         if first >= len(prompt):
             first -= len(prompt)
             return self.generated[first : first + count]
-        return (prompt[first : first + count] + self.generated)[:count]
+        assert first + count <= len(prompt), "a prefill does not reach into the output"
+        return prompt[first : first + count]
 
     def advance(self, choice: Choice) -> Advance:
         """Take the sampled token. Text held back leaves with the last token the request may generate."""
@@ -91,19 +108,3 @@ class Sequence:
         if len(self.generated) >= self.params.max_new_tokens:
             return Advance(RowEnd.NONE, piece.text + self._text.finish())
         return Advance(RowEnd.NONE, piece.text)
-
-    def restart(self) -> None:
-        """Back to the prompt: the request was queued again before anything of it was sent."""
-        self.generated.clear()
-        self.sampler = self._new_sampler()
-        self._text = TextStream(self._tokenizer, self.params.stops)
-
-    def _new_sampler(self) -> Sampler:
-        params = self.params
-        return Sampler(
-            params.sampling,
-            params.vocab_size,
-            self.prompt,
-            params.eos_ids + params.stop_token_ids,
-            params.min_tokens,
-        )

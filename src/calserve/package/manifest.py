@@ -19,7 +19,9 @@ SIGNATURE = "signature"
 # Roles every package must fill.
 REQUIRED_ROLES = ("tokenizer", "chat_template", "goldens", "memory", "compatibility", "provenance")
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")]
+# \Z, because $ also matches before a newline at the end
+NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}\Z"
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 TensorName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]

@@ -5,7 +5,6 @@ plain decoded JSON values and names the offending field, and the caller turns th
 object.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -125,8 +124,8 @@ def parse_sampling(raw: Mapping[str, object], vocab_size: int | None = None) -> 
 def _real(name: str, value: object, bounds: _Range) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidParameter(name, f"{name} must be a number, not {_shown(value)}.")
-    # Ranges are compared before the conversion: a huge integer has no float.
-    if (isinstance(value, float) and not math.isfinite(value)) or not bounds.has(value):
+    # No range has NaN or an infinity. It is compared before the conversion: a huge integer has no float.
+    if not bounds.has(value):
         raise InvalidParameter(name, f"{name} must be {bounds}, not {_shown(value)}.")
     return float(value)
 

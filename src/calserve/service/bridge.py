@@ -18,6 +18,7 @@ from typing import TypeAlias
 from calserve.core.events import Cancel, CancelCause, ClientStalled, Event
 from calserve.core.outcomes import Failure, FaultClass, FinishReason, Usage
 from calserve.core.snapshot import SessionView
+from calserve.executor.executor import EXIT_BROKEN_INVARIANT
 from calserve.executor.messages import Delivery, Ending, Inspect, Submission
 
 Message: TypeAlias = Event | Submission | Inspect
@@ -26,6 +27,8 @@ Post: TypeAlias = Callable[[Message], None]
 # A client that stops reading is given up when this many deliveries wait behind a blocked write: about five seconds
 # of one stream at 50 steps a second, beyond what sockets and the server's own write buffer hold.
 MAX_BLOCKED_ITEMS = 256
+# What open streams are told when the process ends with a code; any other code stands for a device given up.
+_TOLD_AT_EXIT = {0: FinishReason.SHUTDOWN, EXIT_BROKEN_INVARIANT: FinishReason.INTERNAL}
 
 
 # Something for one member of a stream: the member's index, and what came.
@@ -148,7 +151,8 @@ class Bridge:
         self._loop.call_soon_threadsafe(self._set_sessions, tuple(sessions))
 
     def exit(self, code: int, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._set_exit, code, reason)
+        told = _TOLD_AT_EXIT.get(code, FinishReason.DEVICE_FAULT)
+        self._loop.call_soon_threadsafe(self._set_exit, code, reason, told)
 
     # On the loop.
 
@@ -191,9 +195,9 @@ class Bridge:
     def find(self, id: str) -> Stream | None:
         return self._groups.get(id)
 
-    def end_process(self, code: int, reason: str) -> None:
-        """As if `core` had ordered it; the first order wins."""
-        self._set_exit(code, reason)
+    def end_process(self, code: int, reason: str, told: FinishReason) -> None:
+        """End as if `core` had ordered it, telling every open stream `told`. The first order wins."""
+        self._set_exit(code, reason, told)
 
     def _scatter(self) -> None:
         self._is_scheduled = False
@@ -215,16 +219,14 @@ class Bridge:
         self._sessions |= {view.session: view for view in sessions}
         self._changed.set()
 
-    def _set_exit(self, code: int, reason: str) -> None:
+    def _set_exit(self, code: int, reason: str, told: FinishReason) -> None:
         if self._exit.done():
             return
         self.exit_reason = reason
         # Nothing more will come from the engine: whoever still waits is told here.
-        orderly = code == 0
-        failure = None if orderly else Failure("exit", code, FaultClass.UNKNOWN, reason)
-        finish = FinishReason.SHUTDOWN if orderly else FinishReason.DEVICE_FAULT
+        failure = None if told is FinishReason.SHUTDOWN else Failure("exit", code, FaultClass.UNKNOWN, reason)
         for request, (stream, index) in tuple(self._streams.items()):
-            stream.push(index, Ending(request, finish, Usage(0, 0), failure=failure))
+            stream.push(index, Ending(request, told, Usage(0, 0), failure=failure))
         self._streams.clear()
         self._exit.set_result(code)
         self._changed.set()

@@ -15,7 +15,7 @@ from functools import partial
 
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import CancelCause, Shutdown
-from calserve.core.outcomes import Refusal, RefusalKind
+from calserve.core.outcomes import FinishReason, Refusal, RefusalKind
 from calserve.core.snapshot import EngineSnapshot
 from calserve.executor.messages import Inspect
 from calserve.service.bridge import Bridge, Stream
@@ -82,7 +82,7 @@ class Service:
 
     async def submit(self, ask: Ask) -> Stream | Refused:
         """Tokenize and hand over. `core` still may refuse each member: its ending then carries the refusal."""
-        if self._is_draining:
+        if self.is_draining:
             return Refused(Refusal(RefusalKind.MODEL_DRAINING))
         model = self._catalogue.find(ask.model)
         if model is None:
@@ -90,7 +90,7 @@ class Service:
         prompts = await wait_token_ids(self._pool, model, ask)
         if isinstance(prompts, Refused):
             return prompts
-        if self._is_draining:
+        if self.is_draining:
             return Refused(Refusal(RefusalKind.MODEL_DRAINING))
         return self._hand_over(ask, model, prompts)
 
@@ -125,7 +125,7 @@ class Service:
     # Answers
 
     def ready_models(self) -> list[ServedName]:
-        if self._is_draining:
+        if self.is_draining:
             return []
         sessions = self._bridge.sessions
         return [
@@ -185,7 +185,8 @@ class Service:
 
     @property
     def is_draining(self) -> bool:
-        return self._is_draining
+        """Whether the door is closed: a drain began, or the engine ended without one."""
+        return self._is_draining or self._bridge.exit_code.done()
 
     def begin_shutdown(self, drain_ns: int = DEFAULT_DRAIN_NS) -> None:
         """Readiness ends at once; open streams end, or are told, within `drain_ns`. Idempotent."""
@@ -207,7 +208,9 @@ class Service:
         self._pool.close()
 
     def _overrun(self) -> None:
-        self._bridge.end_process(EXIT_DRAIN_OVERRUN, "the engine did not end by the drain's deadline")
+        self._bridge.end_process(
+            EXIT_DRAIN_OVERRUN, "the engine did not end by the drain's deadline", FinishReason.SHUTDOWN
+        )
 
     def _reply(self, future: asyncio.Future[EngineSnapshot], snapshot: EngineSnapshot) -> None:
         self._loop.call_soon_threadsafe(_settle, future, snapshot)

@@ -72,12 +72,9 @@ class WindowDetokenizer:
     def push(self, token: int) -> str:
         if token in self._tokenizer.special_ids or not self._tokenizer.has_token(token):
             return ""
-        before = self._text[: self._sent]
         self._window.append(token)
         self._text = self._tokenizer.decode(self._window)
         if self._tokenizer.is_byte_token(token) or self._text.endswith(REPLACEMENT):
-            return ""
-        if not self._text.startswith(before):
             return ""
         piece = self._text[self._sent :]
         self._sent = len(self._text)

@@ -24,7 +24,7 @@ from jinja2.visitor import NodeTransformer
 TEMPLATE_CHARS_MAX = 256 * 1024
 OUTPUT_CHARS_MAX = 8 * 1024 * 1024
 # Loop rounds and calls in one rendering: about ten for each message in the templates we know.
-STEPS_MAX = 200_000
+STEPS_MAX = 100_000
 INDENT_MAX = 64
 INTEGER_BITS_MAX = 256
 MESSAGE_CHARS_MAX = 300
@@ -87,15 +87,13 @@ class BoundedTemplate:
         Raises:
             ChatError: when the template refuses the messages, fails, or goes over a limit.
         """
-        token = _steps_left.set(STEPS_MAX)
+        _steps_left.set(STEPS_MAX)
         try:
             return "".join(_bounded_chunks(self._template.generate(**variables)))
         except ChatError:
             raise
         except Exception as error:  # whatever a template does wrong ends its request, not the server
             raise ChatError(f"The chat template cannot render these messages: {_first_line(error)}") from error
-        finally:
-            _steps_left.reset(token)
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -139,10 +137,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         _spend()
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
-        if isinstance(owner, str) and name == "replace":
-            return _replace(owner, *args, **kwargs)
-        if isinstance(owner, str) and name == "join":
-            return owner.join(_bounded_items(owner, *args, **kwargs))
+        if isinstance(owner, str) and name == "replace" and len(args) > 1:
+            _check_replaced(owner, *args)
+        if isinstance(owner, str) and name == "join" and args:
+            args = (_bounded_items(owner, args[0]), *args[1:])
         return _bounded(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -194,8 +192,7 @@ def _bounded_chunks(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _spend() -> None:
-    # While a template is being compiled, constants are folded and nothing is counted.
-    left = _steps_left.get(STEPS_MAX) - 1
+    left = _steps_left.get() - 1
     if left < 0:
         raise ChatError(f"The chat template takes more than {STEPS_MAX} steps for these messages.")
     _steps_left.set(left)
@@ -242,11 +239,15 @@ def _make_join(join: Callable[..., Any]) -> Callable[..., Any]:
     return bounded_join
 
 
-def _replace(text: object, old: str, new: str, count: int | None = None) -> str:
-    source = str(text)
-    times = source.count(old) if count is None or count < 0 else min(source.count(old), count)
+def _check_replaced(source: str, old: str, new: str, count: int = -1) -> None:
+    times = source.count(old) if count < 0 else min(source.count(old), count)
     _check_size(len(source) + times * len(new))
-    return source.replace(old, new, -1 if count is None else count)
+
+
+def _replace(text: object, old: str, new: str, count: int | None = None) -> str:
+    source, times = str(text), -1 if count is None else count
+    _check_replaced(source, old, new, times)
+    return source.replace(old, new, times)
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:

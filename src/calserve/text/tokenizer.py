@@ -127,11 +127,9 @@ def _load(json_text: str, declared: set[int]) -> HfTokenizer:
         token = tokenizer.id_to_token(number) if 0 <= number < 2**32 else None
         if token is None:
             raise ValueError(f"The tokenizer has no token {number}, which is declared special.")
-        if number not in known:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif not known[number].special:
-            known[number].special = True
-            tokenizer.add_special_tokens([known[number]])
+        if number not in known or not known[number].special:
+            added = known.get(number) or AddedToken(token, normalized=False)
+            tokenizer.add_special_tokens([added])
     return tokenizer
 
 

@@ -5,10 +5,12 @@ Owns the defaults, the allowed values and every numeric hint. Must not import he
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from calserve.package.fault import PackageError
+from calserve.package.manifest import NAME_PATTERN
 
 WEIGHTS = ("int8", "fp16")
 NUMERICS = ("fast", "exact")
@@ -53,6 +55,8 @@ def check_options(options: PackOptions, trained_context: int) -> None:
         raise PackageError("weights", f"weights must be one of {', '.join(WEIGHTS)}; got {options.weights}.")
     if options.numerics not in NUMERICS:
         raise PackageError("numerics", f"numerics must be one of {', '.join(NUMERICS)}; got {options.numerics}.")
+    if options.alias and not re.fullmatch(NAME_PATTERN, options.alias):
+        raise PackageError("alias", f"{options.alias!r} cannot be a model's name: letters, digits, and ._/:- inside.")
     if options.context < UNIT_TOKENS:
         raise PackageError(
             "context", f"the context must be at least {UNIT_TOKENS} tokens; got {options.context}.", UNIT_TOKENS

@@ -6,7 +6,7 @@ requests. Every id, merge and special flag is compared with the source after bui
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -51,7 +51,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     _add_special(tokenizer, tokens, types)
     _add_beginning(tokenizer, metadata, tokens)
-    _check_equal(tokenizer, tokens)
+    _check_equal(tokenizer, tokens, types)
     return tokenizer
 
 
@@ -61,19 +61,17 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _pre_tokenizer(name: str) -> Any:
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    after_split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    whole: Any = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    after_split: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
-    def split(pattern: str) -> Any:
-        return pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(pattern), "isolated"), after_split],
-        )
+    def sequence(*parts: Any) -> Any:
+        return pre_tokenizers.Sequence(list(parts))
 
-    known = {
-        "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole]),
+    known: dict[str, Callable[[], Any]] = {
+        "smollm": lambda: sequence(pre_tokenizers.Digits(individual_digits=True), whole),
         "gpt-2": lambda: whole,
-        "llama-bpe": lambda: split(_LLAMA3_SPLIT),
-        "qwen2": lambda: split(_QWEN2_SPLIT),
+        "llama-bpe": lambda: sequence(pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), "isolated"), after_split),
+        "qwen2": lambda: sequence(pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated"), after_split),
     }
     if name not in known:
         raise PackageError(
@@ -112,9 +110,13 @@ def _add_beginning(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: li
     )
 
 
-def _check_equal(tokenizer: Tokenizer, tokens: list[str]) -> None:
+def _check_equal(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
     if tokenizer.get_vocab_size(with_added_tokens=True) != len(tokens):
         raise PackageError("vocabulary", "The tokenizer built from the GGUF has another number of tokens.")
     for i, token in enumerate(tokens):
         if tokenizer.id_to_token(i) != token:
             raise PackageError("vocabulary", f"Token {i} of the tokenizer built from the GGUF differs.")
+    added = tokenizer.get_added_tokens_decoder()
+    special = {i for i, token in added.items() if token.special}
+    if special != {i for i, kind in enumerate(types) if kind == CONTROL}:
+        raise PackageError("vocabulary", "The tokenizer built from the GGUF marks other tokens as special.")

@@ -28,6 +28,7 @@ _WORDS = (
     ("not registered in the OpenVINO Runtime", CalCode.DEVICE_UNAVAILABLE),
     ("Device with", CalCode.DEVICE_UNAVAILABLE),
     ("Infer Request is busy", CalCode.DEVICE_BUSY),
+    ("proc_type_table", CalCode.DEVICE_UNAVAILABLE),  # every core is set aside for another chip
 )
 
 

@@ -1,0 +1,114 @@
+"""What the end of a job does to its requests.
+
+Owns: nothing; it moves the roster's requests by what the completion step reported, row by row. Must not know: what
+runs next. Which row is whose was fixed at launch; a row whose request ended meanwhile changes nobody.
+"""
+
+from __future__ import annotations
+
+from calserve.core.config import SchedulerConfig
+from calserve.core.events import JobDone, RowResult
+from calserve.core.faults import FAULT_RULES
+from calserve.core.flight import Job
+from calserve.core.job import LogitsWanted
+from calserve.core.outbox import Outbox
+from calserve.core.outcomes import Failure, FaultClass, FinishReason, RowEnd
+from calserve.core.request import Request
+from calserve.core.roster import Roster, Serving
+from calserve.core.states import RequestEvent, RequestState
+
+_STOPS = frozenset({RowEnd.EOS, RowEnd.STOP_TOKEN, RowEnd.STOP_STRING, RowEnd.GRAMMAR})
+
+
+class Retirement:
+    """Called by the worker, with the job still in flight. `decode_jobs`: how many were launched so far."""
+
+    __slots__ = ("_config", "_out", "_roster")
+
+    def __init__(self, config: SchedulerConfig, outbox: Outbox, roster: Roster) -> None:
+        self._config = config
+        self._out = outbox
+        self._roster = roster
+
+    def done(self, serving: Serving, job: Job, event: JobDone, now_ns: int, decode_jobs: int) -> Failure | None:
+        """Every row's request goes on or ends. Returns a failure when a row's output was not usable."""
+        results = event.rows
+        if len(results) != len(job.rows):
+            raise ValueError(f"job {job.spec.job}: {len(results)} results for {len(job.rows)} rows")
+        live = [job.is_row_live(index) for index in range(len(results))]
+        serving.flight.retire_done(job)
+        suspect: Failure | None = None
+        for index, result in enumerate(results):
+            if not live[index]:
+                self._out.count("dropped_rows")
+                continue
+            request = job.rows[index][0]
+            self._charge_row(serving, job, index, request)
+            if result.end is RowEnd.ERROR:
+                suspect = Failure("output", 0, FaultClass.ARTIFACT, f"row {index} of job {job.spec.job}")
+                self._roster.end(request, FinishReason.INTERNAL, failure=suspect)
+            elif job.spec.rows[index].logits is LogitsWanted.NONE:
+                request.ready_since_ns = now_ns
+                request.move(RequestEvent.CHUNK_DONE)
+                self._roster.ready.add_prefill(request)
+            else:
+                self._take_token(job, index, request, result)
+                request.ready_since_ns = now_ns
+                request.ready_at_step = decode_jobs
+        return suspect
+
+    def _charge_row(self, serving: Serving, job: Job, index: int, request: Request) -> None:
+        """Real cost of the row: its tokens, its share of unused rows, the stall it was to others.
+
+        A prefill token that makes d of L lanes wait costs d/L more.
+        """
+        weight = self._config.decode_cost_weight
+        padding = weight * job.padding // len(job.rows)
+        if index < job.decodes:
+            request.spent += weight + padding
+            return
+        tokens = job.spec.rows[index].token_count
+        waiting = job.decodes or len(self._roster.ready.decode)
+        request.spent += tokens + padding + tokens * waiting // serving.shape.lanes
+
+    def _take_token(self, job: Job, index: int, request: Request, result: RowResult) -> None:
+        self._roster.leave_long(request)
+        # the ending token counts too, also where the completion step has no text for it
+        request.generated += result.text_tokens or 1
+        request.deliveries += 1
+        self._out.emit(request.name, job.spec.job, index)
+        is_stop = result.end in _STOPS
+        if is_stop or request.generated >= request.max_new_tokens:
+            request.move(RequestEvent.LAST_TOKEN)
+            self._roster.end(request, FinishReason.STOP if is_stop else FinishReason.LENGTH)
+        else:
+            request.move(RequestEvent.TOKEN_DONE)
+            self._roster.ready.add_decode(request)
+
+    def failed(self, serving: Serving, job: Job, failure: Failure) -> None:
+        """It retired badly: its lanes are fenced, its requests end or start over."""
+        live = _live_requests(job)
+        serving.flight.retire_failed(job)
+        rule = FAULT_RULES[failure.fault]
+        for request in live:
+            if rule.may_restart:
+                self._roster.lose(request, rule.end, failure)
+            else:
+                self._roster.end(request, rule.end, failure=failure)
+
+    def unstarted(self, serving: Serving, job: Job) -> list[Request]:
+        """It never reached the device: its requests are ready as before. Returns them."""
+        live = _live_requests(job)
+        serving.flight.retire_unstarted(job)
+        for request in live:
+            is_decode = request.state is RequestState.DECODE_RUNNING
+            request.move(RequestEvent.ROLL_BACK)
+            if is_decode:
+                self._roster.ready.add_decode(request)
+            else:
+                self._roster.ready.add_prefill(request)
+        return live
+
+
+def _live_requests(job: Job) -> list[Request]:
+    return [job.rows[index][0] for index in range(len(job.rows)) if job.is_row_live(index)]

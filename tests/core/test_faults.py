@@ -1,0 +1,331 @@
+"""What each class of failure does to the job, to admission and to the generation (seed 003, sections 8 and 9)."""
+
+from __future__ import annotations
+
+import pytest
+from core_rig import EVERYTHING, MS, Rig, fault, paged_facts, submits
+
+from calserve.core.commands import Configure, Release, Reset, ResetScope, Warm
+from calserve.core.config import SchedulerConfig
+from calserve.core.events import JobDone, JobOverdue, ResetDone, RowResult, Unload
+from calserve.core.outcomes import FaultClass, RowEnd
+from calserve.core.states import GenerationState as G
+from calserve.core.supervisor import EXIT_UNKNOWN_DMA
+
+F = FaultClass
+CHIP_RESET = EVERYTHING | {"chip_reset"}
+
+
+def streaming(rig: Rig | None = None) -> Rig:
+    """`seen` has sent two tokens and decodes; `waits` has no lane."""
+    rig = rig or Rig(facts=paged_facts(lanes=1))
+    rig.up()
+    rig.submit("seen", new=20)
+    rig.submit("waits", new=2)
+    rig.done()
+    rig.done()
+    return rig
+
+
+# --- a job that came back bad ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "state"),
+    [
+        (F.REQUEST, "internal", G.READY),
+        (F.PROGRAMMING, "internal", G.READY),
+        (F.TRANSIENT, "device_fault", G.READY),
+        (F.LIFECYCLE, "device_fault", G.RECOVERING),
+        (F.DEVICE, "device_fault", G.RECOVERING),
+        (F.UNKNOWN, "device_fault", G.RECOVERING),
+        (F.ARTIFACT, "internal", G.FAILED),
+        (F.COMPATIBILITY, "internal", G.FAILED),
+    ],
+)
+def test_job_failed_each_class_has_its_end_and_its_aftermath(kind: F, reason: str, state: G) -> None:
+    rig = Rig().up()
+    rig.submit("r1", new=20)
+    rig.done()
+    rig.failed(kind)
+    assert (rig.reason("r1"), rig.view.state) == (reason, state)
+    assert rig.finished["r1"].failure == fault(kind)
+    assert any(isinstance(o, Reset) for o in rig.orders) == (state is G.RECOVERING)
+
+
+def test_job_failed_every_row_of_it_suffers_and_its_lanes_are_fenced() -> None:
+    rig = Rig().up()
+    for name in ("a", "b"):
+        rig.submit(name, new=20)
+    while len(rig.spec.rows) < 2:
+        rig.done()
+    rig.done()
+    rig.failed(F.REQUEST)
+    assert (rig.reason("a"), rig.reason("b")) == ("internal", "internal")
+    assert rig.view.lanes_by_state["unknown"] == 2
+    rig.submit("c")
+    assert rig.spec.rows[0].lane == 2
+    assert not {0, 1} & set(rig.spec.rows[0].kv_units)
+
+
+def test_job_failed_when_fenced_lanes_leave_no_room_the_generation_is_rebuilt() -> None:
+    rig = streaming()
+    commands = rig.failed(F.REQUEST)
+    assert rig.view.state is G.RECOVERING
+    assert "waits" not in rig.finished
+    rig.lifecycle(commands)
+    assert (rig.view.state, rig.rows) == (G.READY, ["waits"])
+
+
+# --- a job that never started ---------------------------------------------------------------------------
+
+
+def test_prepare_failed_kv_is_rolled_back_and_the_same_rows_go_again() -> None:
+    rig = Rig(config=SchedulerConfig(transient_backoff_ns=5 * MS)).up()
+    rig.submit("r1", prompt=20, new=4)
+    rig.done()
+    before = rig.spec.rows
+    assert submits(rig.unprepared(F.TRANSIENT)) == []
+    assert rig.engine.next_deadline_ns() == 5 * MS
+    (spec,) = submits(rig.tick(5 * MS))
+    assert spec.rows == before
+
+
+def test_busy_backs_off_doubling_then_drains_for_a_recovery() -> None:
+    rig = Rig(config=SchedulerConfig(max_transient_retries=3, transient_backoff_ns=5 * MS)).up()
+    rig.submit("r1")
+    waits = []
+    for _ in range(3):
+        rig.unprepared(F.TRANSIENT)
+        due = rig.engine.next_deadline_ns()
+        assert due is not None
+        waits.append((due - rig.now) // MS)
+        rig.tick(due)
+    assert waits == [5, 10, 20]
+    rig.unprepared(F.TRANSIENT)
+    assert rig.view.state is G.RECOVERING
+    assert rig.counters["transient_retries"] == 4
+
+
+def test_busy_a_success_forgets_the_refusals() -> None:
+    rig = Rig(config=SchedulerConfig(max_transient_retries=1, transient_backoff_ns=5 * MS)).up()
+    rig.submit("r1", new=9)
+    for i in range(1, 5):
+        rig.unprepared(F.TRANSIENT)
+        rig.tick(i * 5 * MS)
+        rig.done()
+    assert (rig.view.state, rig.counters["transient_retries"]) == (G.READY, 4)
+
+
+def test_prepare_failed_by_the_request_ends_only_that_job_and_frees_its_lanes() -> None:
+    rig = Rig().up()
+    rig.submit("r1")
+    rig.unprepared(F.REQUEST, stage="csr")
+    assert (rig.reason("r1"), rig.view.state, rig.view.lanes_by_state["free"]) == ("internal", G.READY, 4)
+
+
+def test_prepare_failed_by_the_device_recovers_and_the_unseen_request_survives() -> None:
+    rig = Rig().up()
+    rig.submit("r1", new=2)
+    rig.lifecycle(rig.unprepared(F.DEVICE))
+    assert (rig.view.generation, rig.rows) == (2, ["r1"])
+
+
+# --- recovery -------------------------------------------------------------------------------------------
+
+
+def test_recovery_resets_configures_the_next_generation_warms_and_serves() -> None:
+    rig = streaming()
+    assert rig.failed(F.DEVICE)[-1] == Reset("s", 1, ResetScope.SESSION, fault(F.DEVICE))
+    rig.submit("new")
+    assert rig.refusal("new") == ("model_recovering", 0, 0)
+    assert rig.send(ResetDone("s", 1)) == [Configure("s", 2, "p")]
+    assert rig.send(rig.answer(Configure("s", 2, "p"))) == [Warm("s", 2)]
+    (spec,) = submits(rig.send(rig.answer(Warm("s", 2))))
+    assert (spec.generation, spec.rows[0].request, spec.rows[0].first_position) == (2, "waits", 0)
+    while rig.jobs:
+        rig.done()
+    assert rig.reason("waits") == "length"
+
+
+def test_recovery_an_admitted_request_nobody_saw_anything_of_starts_over_once() -> None:
+    rig = Rig().up()
+    rig.submit("r1", prompt=100, new=4)
+    rig.done()  # one chunk of 64 in KV, nothing sent
+    rig.lifecycle(rig.failed(F.DEVICE))
+    assert (rig.rows, rig.spec.rows[0].first_position) == (["r1"], 0)
+    rig.lifecycle(rig.failed(F.DEVICE))
+    assert rig.reason("r1") == "device_fault"
+    assert rig.counters["restarted_requests"] == 1
+
+
+def test_recovery_scope_without_a_proven_reset_is_the_configuration() -> None:
+    proven = EVERYTHING - {"session_reset"}
+    rig = Rig(facts=paged_facts(proven=proven)).up()
+    rig.submit("r1")
+    assert rig.failed(F.DEVICE)[-1] == Reset("s", 1, ResetScope.CONFIGURATION, fault(F.DEVICE))
+
+
+def test_recovery_of_a_wide_scope_waits_for_the_sibling_and_is_ordered_once() -> None:
+    proven = EVERYTHING - {"session_reset"}
+    rig = Rig(facts=paged_facts(proven=proven)).up("a", model="ma").up("b", model="mb")
+    rig.submit("r1", model="ma")
+    rig.submit("r2", new=3, model="mb")
+    rig.failed(F.DEVICE, job=1)
+    assert not [o for o in rig.orders if isinstance(o, Reset)]  # b still has a job on the device
+    rig.submit("r3", model="mb")
+    assert rig.refusal("r3") == ("model_recovering", 0, 0)
+    while len(rig.jobs):
+        rig.done()
+    assert rig.reason("r2") == "length"
+    assert [o for o in rig.orders if isinstance(o, Reset)] == [Reset("a", 1, ResetScope.CONFIGURATION, fault(F.DEVICE))]
+    commands = rig.send(ResetDone("a", 1))
+    assert commands == [Configure("a", 3, "p"), Configure("b", 4, "p")]
+
+
+def test_recovery_of_a_session_scope_leaves_the_sibling_serving() -> None:
+    rig = Rig().up("a", model="ma").up("b", model="mb")
+    rig.submit("r1", model="ma")
+    rig.submit("r2", new=5, model="mb")
+    rig.failed(F.DEVICE, job=1)
+    assert [v.state for v in rig.engine.snapshot(0).sessions] == [G.RECOVERING, G.READY]
+    while rig.jobs:
+        rig.done()
+    assert rig.reason("r2") == "length"
+
+
+def test_recovery_beyond_the_reset_budget_is_failed_and_the_window_forgives() -> None:
+    config = SchedulerConfig(max_resets=2, reset_window_ns=600_000 * MS)
+    rig = Rig(config=config).up()
+    for i in range(2):
+        rig.submit(f"r{i}", new=1)
+        rig.lifecycle(rig.failed(F.DEVICE))
+        rig.failed(F.REQUEST)
+    rig.submit("third")
+    rig.failed(F.DEVICE)
+    assert (rig.view.state, rig.counters["resets"]) == (G.FAILED, 2)
+    later = Rig(config=config).up()
+    for i in range(4):
+        later.at(i * 400_000 * MS).submit(f"r{i}", new=1)
+        later.lifecycle(later.failed(F.DEVICE))
+        later.done()
+    assert (later.view.state, later.counters["resets"]) == (G.READY, 4)
+
+
+def test_recovery_a_failed_reset_ends_the_process_after_everyone_was_told() -> None:
+    rig = streaming()
+    rig.failed(F.DEVICE)
+    commands = rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
+    assert rig.refusal("waits") == ("model_failed", 0, 0)
+    assert rig.exit is not None
+    assert commands[-1] == rig.exit
+    assert (rig.exit.code, rig.exit.reason) == (EXIT_UNKNOWN_DMA, "session s: reset 25")
+
+
+def test_recovery_a_failed_reset_without_restart_is_failed_and_fenced() -> None:
+    rig = streaming(Rig(config=SchedulerConfig(restart_on_unknown_dma=False), facts=paged_facts(lanes=1)))
+    rig.failed(F.DEVICE)
+    rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
+    assert (rig.view.state, rig.exit) == (G.FAILED, None)
+    assert not [o for o in rig.orders if isinstance(o, Release)]
+
+
+def test_recovery_a_completion_after_the_reset_touches_nothing() -> None:
+    rig = Rig(config=SchedulerConfig(overdue_grace_ns=MS), facts=paged_facts(proven=CHIP_RESET)).up()
+    rig.submit("r1", new=9)
+    old = rig.spec
+    rig.send(JobOverdue(old.job, 1))
+    rig.jobs.clear()
+    rig.lifecycle(rig.tick(MS))
+    assert (rig.view.generation, rig.rows) == (2, ["r1"])
+    assert rig.send(JobDone(old.job, 1, (RowResult(RowEnd.EOS, 1),))) == []
+    assert ("r1" in rig.finished, rig.counters["stale_completions"]) == (False, 1)
+
+
+def test_recovery_unload_in_the_middle_releases_instead_of_serving_again() -> None:
+    rig = streaming()
+    rig.failed(F.DEVICE)
+    rig.send(Unload("s", 100 * MS))
+    assert rig.refusal("waits") == ("model_draining", 0, 0)
+    assert rig.send(ResetDone("s", 1)) == [Release("s", 1)]
+
+
+# --- overdue --------------------------------------------------------------------------------------------
+
+
+def overdue(proven: frozenset[str], **config: object) -> Rig:
+    settings = SchedulerConfig(overdue_grace_ns=50 * MS, **config)  # type: ignore[arg-type]
+    rig = streaming(Rig(config=settings, facts=paged_facts(lanes=1, proven=proven)))
+    rig.at(10 * MS).send(JobOverdue(rig.spec.job, 1))
+    return rig
+
+
+def test_overdue_stops_admission_keeps_everything_and_waits_a_grace() -> None:
+    rig = overdue(EVERYTHING)
+    assert (rig.view.state, rig.view.waiting_reason, rig.view.jobs_in_flight) == (G.READY, "paused", 1)
+    assert rig.engine.next_deadline_ns() == 60 * MS
+    assert "seen" not in rig.finished
+
+
+def test_overdue_that_comes_back_in_time_goes_on_as_if_nothing_was() -> None:
+    rig = overdue(EVERYTHING)
+    assert len(submits(rig.at(59 * MS).done())) == 1
+    while rig.jobs:
+        rig.done()
+    assert (rig.reason("seen"), rig.finished["seen"].usage.completion_tokens) == ("length", 20)
+
+
+def test_overdue_past_the_grace_with_a_proven_chip_reset_recovers() -> None:
+    rig = overdue(CHIP_RESET)
+    commands = rig.tick(60 * MS)
+    assert rig.reason("seen") == "device_fault"
+    assert isinstance(commands[-1], Reset)
+    assert commands[-1].scope is ResetScope.CHIP
+    rig.jobs.clear()
+    rig.lifecycle(commands)
+    assert rig.rows == ["waits"]
+
+
+def test_overdue_past_the_grace_without_a_reset_that_stops_writes_ends_the_process() -> None:
+    rig = overdue(EVERYTHING)
+    rig.tick(60 * MS)
+    assert rig.exit is not None
+    assert rig.exit.code == EXIT_UNKNOWN_DMA
+    assert (rig.reason("seen"), rig.reason("waits")) == ("device_fault", "refused")
+
+
+def test_overdue_past_the_grace_without_restart_is_failed() -> None:
+    rig = overdue(EVERYTHING, restart_on_unknown_dma=False)
+    rig.tick(60 * MS)
+    assert (rig.view.state, rig.exit) == (G.FAILED, None)
+
+
+# --- a row that is not usable ---------------------------------------------------------------------------
+
+
+def test_unusable_row_ends_its_request_and_the_generation_is_warmed_again() -> None:
+    rig = Rig().up()
+    rig.submit("bad", new=20)
+    rig.submit("good", new=3)
+    while len(rig.spec.rows) < 2:
+        rig.done()
+    commands = rig.done(ends={"bad": RowEnd.ERROR})
+    assert (rig.reason("bad"), rig.view.state) == ("internal", G.DRAINING)
+    assert "good" not in rig.finished
+    while rig.jobs:
+        commands = rig.done()
+    assert rig.reason("good") == "length"
+    rig.lifecycle(commands)
+    assert (rig.view.state, rig.view.generation) == (G.READY, 2)
+
+
+def test_drain_before_a_recovery_is_bounded() -> None:
+    rig = Rig(config=SchedulerConfig(recovery_drain_ns=80 * MS)).up()
+    rig.submit("bad", new=20)
+    rig.submit("good", new=100)
+    while len(rig.spec.rows) < 2:
+        rig.done()
+    rig.done(ends={"bad": RowEnd.ERROR})
+    rig.tick(80 * MS)
+    assert rig.reason("good") == "device_fault"
+    assert isinstance(rig.done()[-1], Reset)
