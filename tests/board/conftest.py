@@ -6,24 +6,15 @@ A test gets one case at a time and asks the board itself what it can do. No test
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from board_case import BoardCase
 from harness import Hand, configure
 
 from calserve.package import open_package
-from calserve.runtime.contract import Board, BoardPackage, Session
+from calserve.runtime.contract import Board, Session
 from calserve.runtime.lock import RUNTIME_DIR_VARIABLE
-
-
-@dataclass(frozen=True, slots=True)
-class BoardCase:
-    """open: a fresh board, exclusively held until it is closed."""
-
-    name: str
-    open: Callable[[], Board]
-    package: BoardPackage
 
 
 def _openvino(chips: int) -> Callable[[pytest.FixtureRequest], BoardCase]:

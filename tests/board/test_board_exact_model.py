@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from board_case import BoardCase
 from harness import Hand, configure
 from test_board_isolation import check_alone_equals_batched, check_chunks, cut
 
 from calserve.package import open_package
 from calserve.runtime.openvino import OpenVinoBoard
-from conftest import BoardCase
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

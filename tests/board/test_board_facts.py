@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from board_case import BoardCase
 from harness import Hand, best, configure, every_chip, prompt, proves
 
 from calserve.core.outcomes import FaultClass
@@ -20,7 +21,6 @@ from calserve.runtime.contract import (
 )
 from calserve.runtime.errors import classify
 from calserve.runtime.lock import BoardBusy
-from conftest import BoardCase
 
 
 def test_describe_an_open_board_names_chips_versions_and_proofs(board: Board) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from board_case import BoardCase
 from harness import Change, Hand, Line, Sent, Tokens, Turn, best, bits, choose_graph, prompt, proves
 
 from calserve.core.board import RowBinding
 from calserve.core.job import JobSpec, LogitsWanted, Row, Task
 from calserve.runtime.contract import Board, Session
 from calserve.runtime.encoding import encode
-from conftest import BoardCase
 
 MATE_LENGTHS = (5, 33, 2, 17, 31, 64, 9)
 TARGET_LENGTH = 21

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from board_case import BoardCase
 from harness import LONG_NS, Flying, Hand, Turn, best, bits, prompt, proves
 
 from calserve.core.job import Bank
 from calserve.runtime.contract import Board, Session, StatusKind, Ticket
 from calserve.runtime.encoding import encode
-from conftest import BoardCase
 
 
 def _start(hand: Hand, case: BoardCase, length: int = 12) -> Flying:

@@ -299,3 +299,20 @@ def test_restored_logits_shape_follows_each_job(hand: Hand, package: BoardPackag
     row = hand.land(flying)[0]
     assert row is not None
     assert np.isfinite(row).all()
+
+
+def test_exact_job_of_one_token_is_padded_with_a_row_in_the_scratch_unit(hand: Hand, package: BoardPackage) -> None:
+    """One flat token alone may take another numeric path; whether it does depends on the processor."""
+    line = hand.line(0)
+    hand.prefill(line, prompt(package, 40))
+    flying = hand.fly(*hand.describe([Turn(line, [7])]))
+    values = {name: flying.buffers.host(name).tolist() for name in flying.contract.inputs}
+    assert values["input_ids"][:3] == [7, 7, 0]
+    assert values["position_ids"][:2] == [40, 0]
+    assert values["past_lens"][:3] == [40, 0, 0]
+    assert values["subsequence_begins"][:3] == [0, 1, 2]
+    assert values["block_indices"][:4] == [0, 1, 256, 0]  # 16 lanes x 16 blocks, then the scratch unit
+    assert values["block_indices_begins"][:3] == [0, 2, 3]
+    assert values["sampled_tokens_indices"][:2] == [0, 0]
+    assert values["max_context_len"] == 41
+    hand.land(flying)

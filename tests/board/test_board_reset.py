@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from board_case import BoardCase
 from harness import Hand, Turn, bits, configure, prompt, proves
 
 from calserve.core.commands import ResetScope
 from calserve.core.job import Bank
 from calserve.runtime.contract import Board, StatusKind
-from conftest import BoardCase
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from core_rig import EVERYTHING, MS, Rig, fault, paged_facts, submits
 
 from calserve.core.commands import Configure, Release, Reset, ResetScope, Warm
 from calserve.core.config import SchedulerConfig
-from calserve.core.events import JobDone, JobOverdue, ResetDone, RowResult, Unload
+from calserve.core.events import JobDone, JobOverdue, Load, Released, ResetDone, RowResult, Shutdown, Unload
 from calserve.core.outcomes import FaultClass, RowEnd
 from calserve.core.states import GenerationState as G
 from calserve.core.supervisor import EXIT_UNKNOWN_DMA
@@ -329,3 +329,91 @@ def test_drain_before_a_recovery_is_bounded() -> None:
     rig.tick(80 * MS)
     assert rig.reason("good") == "device_fault"
     assert isinstance(rig.done()[-1], Reset)
+
+
+# --- one thing on top of another ------------------------------------------------------------------------
+
+
+def in_soft_drain() -> Rig:
+    """`bad` was not usable; `good` may end before the generation is rebuilt; `waits` stands in line."""
+    rig = Rig(facts=paged_facts(lanes=2)).up()
+    rig.submit("bad", new=20)
+    rig.submit("good", new=9)
+    rig.submit("waits", new=1)
+    while len(rig.spec.rows) < 2:
+        rig.done()
+    rig.done(ends={"bad": RowEnd.ERROR})
+    assert rig.view.state is G.DRAINING
+    return rig
+
+
+def test_device_fault_in_a_drain_before_recovery_ends_the_drain() -> None:
+    rig = in_soft_drain()
+    commands = rig.failed(F.DEVICE)
+    assert (rig.reason("good"), rig.view.state) == ("device_fault", G.RECOVERING)
+    rig.lifecycle(commands)
+    assert rig.rows == ["waits"]
+
+
+def test_artifact_fault_in_a_drain_before_recovery_is_failed() -> None:
+    rig = in_soft_drain()
+    rig.failed(F.ARTIFACT)
+    assert (rig.reason("good"), rig.refusal("waits")[0], rig.view.state) == ("internal", "model_failed", G.FAILED)
+
+
+def test_unload_in_a_drain_before_recovery_ends_in_the_release() -> None:
+    rig = in_soft_drain()
+    rig.send(Unload("s", 100 * MS))
+    assert rig.refusal("waits") == ("model_draining", 0, 0)
+    while rig.jobs:
+        rig.done()
+    assert rig.reason("good") == "length"
+    assert rig.send(ResetDone("s", 1)) == [Release("s", 1)]
+
+
+def test_device_fault_in_an_unload_tells_the_device_fault_and_releases() -> None:
+    rig = Rig().up()
+    rig.submit("seen", new=20)
+    rig.submit("unseen", prompt=100, new=2)
+    rig.done()
+    rig.send(Unload("s", 500 * MS))
+    assert rig.failed(F.DEVICE)[-1] == Release("s", 1)
+    assert (rig.reason("seen"), rig.reason("unseen")) == ("device_fault", "device_fault")
+
+
+def test_a_release_that_fails_is_failed_and_never_configured_over() -> None:
+    rig = Rig().up()
+    rig.send(Unload("s", 0))
+    rig.send(Released("s", 1, fault(F.DEVICE, "release")))
+    assert rig.view.state is G.FAILED
+    assert rig.send(Load("s", "m", "q")) == []
+    rig.send(Shutdown(10 * MS))
+    assert rig.exit is not None
+    assert rig.exit.code == EXIT_UNKNOWN_DMA
+
+
+def test_a_sibling_taken_along_by_a_reset_costs_the_budget_once() -> None:
+    proven = EVERYTHING - {"session_reset"}
+    rig = Rig(config=SchedulerConfig(max_resets=1), facts=paged_facts(proven=proven))
+    rig.up("a", model="ma").up("b", model="mb")
+    rig.submit("r1", model="ma")
+    rig.failed(F.DEVICE)
+    assert [v.state for v in rig.engine.snapshot(0).sessions] == [G.RECOVERING, G.RECOVERING]
+    for command in rig.send(ResetDone("a", 1)):
+        rig.lifecycle([command])
+    assert [v.state for v in rig.engine.snapshot(0).sessions] == [G.READY, G.READY]
+
+
+def test_two_in_flight_a_fault_of_one_keeps_the_lanes_of_the_other_until_it_retired() -> None:
+    proven = EVERYTHING | {"concurrent_jobs"}
+    rig = Rig(config=SchedulerConfig(max_in_flight=2), facts=paged_facts(max_in_flight=2, proven=proven)).up()
+    rig.submit("a", new=9)
+    rig.submit("b", new=9)
+    rig.failed(F.DEVICE, job=1)
+    assert (rig.view.state, rig.view.jobs_in_flight) == (G.DRAINING, 1)
+    assert not [o for o in rig.orders if isinstance(o, Reset)]
+    commands = rig.done(job=2)
+    assert isinstance(commands[-1], Reset)
+    rig.lifecycle(commands)
+    # neither had seen a token: both start over in the new generation
+    assert {row.request for spec in rig.jobs.values() for row in spec.rows} == {"a", "b"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -473,3 +474,33 @@ def test_long_prefills_are_capped_and_short_ones_pass_them() -> None:
     while rig.view.waiting_requests:
         rig.done()
     assert "long2" in rig.rows or rig.view.running_requests >= 2
+
+
+def test_window_with_fewer_lanes_than_rows_is_full_when_the_lanes_are() -> None:
+    facts = replace(paged_facts(lanes=4), lanes=2)
+    rig = Rig(config=SchedulerConfig(batching_window_ns=5 * MS), facts=facts).up()
+    assert submits(rig.submit("r1")) == []
+    assert len(submits(rig.submit("r2"))) == 1
+
+
+def test_mixed_a_whole_prompt_too_big_to_ride_takes_its_own_turn() -> None:
+    proven = EVERYTHING - {"incremental_prefill"}
+    rig = decoding(Rig(facts=paged_facts(proven=proven, job_tokens=64)).up(), 2)
+    rig.submit("big", prompt=63, new=1)
+    tasks = []
+    while "big" not in rig.finished:
+        rig.done()
+        tasks.append(rig.spec.task)
+    assert tasks.count(Task.PREFILL) == 1
+    assert Task.MIXED not in tasks
+
+
+def test_prefill_graph_is_the_shortest_that_takes_the_prompt() -> None:
+    facts = lane_facts(row_tokens=64)
+    short = replace(facts.graphs[-1], name="prefill_16", max_row_tokens=16, max_job_tokens=16)
+    rig = Rig(facts=replace(facts, graphs=(*facts.graphs, short))).up()
+    rig.submit("a", prompt=16, new=1)
+    assert rig.spec.graph == "prefill_16"
+    rig.done()
+    rig.submit("b", prompt=17, new=1)
+    assert rig.spec.graph == "prefill"

@@ -101,3 +101,25 @@ def test_a_package_that_lacks_a_task_is_refused(missing: str) -> None:
     kept = tuple(g for g in facts.graphs if all(task.value != missing for task in g.tasks))
     sentence = shape_of(SchedulerConfig(), replace(facts, graphs=kept))
     assert sentence == f"session s: the package has no graph that can {missing}"
+
+
+def test_only_wide_decode_graphs_without_batch_lanes_are_refused_by_that_name() -> None:
+    sentence = shape_of(SchedulerConfig(), lane_facts(profiles=(4,), proven=frozenset()))
+    assert sentence == "session s: its decode graphs need batch_lanes, which is not proven here"
+
+
+def test_a_board_without_kv_serves_nobody_and_says_so() -> None:
+    sentence = shape_of(SchedulerConfig(), paged_facts(units=0))
+    assert sentence == "session s: 4 lanes, 0 KV units, context 256 serve nobody"
+
+
+def test_rows_too_short_for_any_cut_are_refused() -> None:
+    sentence = shape_of(SchedulerConfig(), paged_facts(job_tokens=2))
+    assert sentence == "session s: 2 tokens a row, a cut needs 3"
+
+
+def test_a_package_without_a_mixed_graph_alternates_though_mixing_is_proven() -> None:
+    proven = EVERYTHING - {"incremental_prefill"}
+    shape = shape_of(SchedulerConfig(), lane_facts(proven=proven))
+    assert isinstance(shape, Shape)
+    assert shape.mixed is None

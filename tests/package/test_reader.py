@@ -253,6 +253,17 @@ def test_open_package_repeated_manifest_key_names_it(tmp_path: Path) -> None:
         open_package(root)
 
 
+def test_open_package_alias_in_an_otherwise_good_manifest_refused(tmp_path: Path) -> None:
+    root = write_package(tmp_path / "p")
+    manifest = root / "manifest.yaml"
+    text = manifest.read_text()
+    text = text.replace("architecture: llama", "architecture: &name llama").replace("board: openvino", "board: *name")
+    manifest.write_text(text)
+    list_files(root)
+    with pytest.raises(PackageError, match="aliases are not allowed"):
+        open_package(root)
+
+
 def test_open_package_without_manifest_refused(tmp_path: Path) -> None:
     root = write_package(tmp_path / "p")
     (root / "manifest.yaml").unlink()

@@ -74,3 +74,9 @@ def test_build_tokenizer_beginning_token_only_where_asked() -> None:
 def test_build_tokenizer_beginning_token_missing_refused(bos: int | None) -> None:
     with pytest.raises(PackageError):
         build_tokenizer(metadata(add_bos_token=True, bos_token_id=bos))
+
+
+def test_build_tokenizer_control_token_without_text_refused() -> None:
+    tokens, _ = tiny_vocabulary()
+    with pytest.raises(PackageError, match="marks other tokens as special"):
+        build_tokenizer(metadata(tokens=[*tokens[:-1], ""]))

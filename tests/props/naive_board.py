@@ -33,7 +33,7 @@ class Known:
 @dataclass
 class NaiveBoard:
     facts: SessionFacts
-    limit: int  # jobs in flight
+    limit: int  # jobs in flight on one session
     live: dict[str, Known] = field(default_factory=dict)
     ended: dict[str, Finish] = field(default_factory=dict)
     jobs: dict[int, JobSpec] = field(default_factory=dict)
@@ -103,7 +103,8 @@ class NaiveBoard:
 
     def _hear_job(self, spec: JobSpec, ended_now: set[str]) -> None:
         assert spec.job not in self.jobs
-        assert len(self.jobs) < self.limit, "too many jobs in flight"
+        flying = [job for job in self.jobs.values() if job.session == spec.session]
+        assert len(flying) < self.limit, "too many jobs in flight"
         graph = next(g for g in self.facts.graphs if g.name == spec.graph)
         assert 1 <= len(spec.rows) <= graph.batch
         assert sum(row.token_count for row in spec.rows) <= graph.max_job_tokens
@@ -178,9 +179,9 @@ class NaiveBoard:
             assert known.emits == 0, "refused after it was served"
         self.ended[command.request] = command
 
-    def forget_restarts(self) -> None:
-        """A generation is gone: those that may start over hold nothing any more."""
+    def forget_restarts(self, generation: int | None) -> None:
+        """A generation (None: every one) is gone: those that may start over hold nothing any more."""
         for known in self.live.values():
-            if not known.emits:
+            if not known.emits and generation in (None, known.generation):
                 known.tokens = known.generated = 0
                 known.lane, known.units = None, ()

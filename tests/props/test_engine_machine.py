@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from naive_board import NaiveBoard
 
 from calserve.core.board import SessionFacts
-from calserve.core.commands import Command, Configure, Exit, Release, Reset, Validate, Warm
+from calserve.core.commands import Command, Configure, Exit, Release, Reset, ResetScope, Validate, Warm
 from calserve.core.config import SchedulerConfig, TenantPolicy
 from calserve.core.engine import Engine
 from calserve.core.events import (
@@ -70,6 +70,11 @@ BOARDS: dict[str, Callable[[], tuple[SchedulerConfig, SessionFacts]]] = {
     "paged, two jobs": lambda: (_config(max_in_flight=2), paged_facts(max_in_flight=2, proven=TWO_JOBS)),
     "paged, window": lambda: (_config(batching_window_ns=5 * MS), paged_facts(units=20, context=96)),
     "paged, not mixed": lambda: (_config(), paged_facts(proven=EVERYTHING - {"mixed_batch"})),
+    "two copies, no narrow reset": lambda: (
+        _config(),
+        paged_facts(units=10, context=96, proven=EVERYTHING - {"session_reset"}),
+    ),
+    "two copies": lambda: (_config(), paged_facts(units=10, context=96, proven=EVERYTHING | {"chip_reset"})),
     "lanes": lambda: (_config(), lane_facts(profiles=(1, 2, 4))),
     "lanes, two jobs": lambda: (
         _config(max_in_flight=2, fixed_engine=1),
@@ -79,6 +84,8 @@ BOARDS: dict[str, Callable[[], tuple[SchedulerConfig, SessionFacts]]] = {
 
 
 class EngineMachine(RuleBasedStateMachine):
+    scan = True  # off in the mutant runs: there the naive model alone must see it
+
     @initialize(board=st.sampled_from(sorted(BOARDS)))
     def start(self, board: str) -> None:
         self.board = board
@@ -89,12 +96,14 @@ class EngineMachine(RuleBasedStateMachine):
         config, self.facts = BOARDS[self.board]()
         self.engine = Engine(config)
         self.naive = NaiveBoard(self.facts, config.max_in_flight)
-        self.order: Order | None = None  # the lifecycle order that is out
+        self.orders: dict[str, Order] = {}  # lifecycle orders that are out, by session
+        self.names = ["s", "s2"] if "two copies" in self.board else ["s"]
         self.lost: list[JobSpec] = []  # completions that may still come, of generations that are gone
         self.exited = False
-        self.send(Load("s", "m", "p"))
-        for _ in range(3):
-            self.answer(bad=False)
+        for name in self.names:
+            self.send(Load(name, "m", "p"))
+            for _ in range(3):
+                self.answer(name, bad=False)
 
     # --- plumbing ---------------------------------------------------------------------------------------
 
@@ -102,29 +111,36 @@ class EngineMachine(RuleBasedStateMachine):
         commands = self.engine.handle(event, self.now)
         for command in commands:
             if isinstance(command, Order):
-                assert self.order is None, "two lifecycle orders at once"
+                assert command.session not in self.orders, "two lifecycle orders at once"
+                self.orders[command.session] = command
                 if isinstance(command, Release):
-                    assert not self.naive.jobs, "released under a job"
+                    jobs = self.naive.jobs.values()
+                    assert command.session not in {spec.session for spec in jobs}, "released under a job"
                 if isinstance(command, Reset):
-                    self.lose_jobs()
-                self.order = command
+                    self.lose_jobs(None if self.is_wide(command) else command.session)
         self.naive.hear(commands)
         if self.has_exit(commands):
             self.exited = True
-            self.lose_jobs()
-        self.engine.check_invariants()
+            self.lose_jobs(None)
+        if self.scan:
+            self.engine.check_invariants()
 
     def has_exit(self, commands: list[Command]) -> bool:
         return any(isinstance(command, Exit) for command in commands)
 
-    def lose_jobs(self) -> None:
-        self.lost += self.naive.jobs.values()
-        for spec in self.naive.jobs.values():
-            self.naive.fence(spec)
-        self.naive.jobs.clear()
+    def is_wide(self, order: Reset) -> bool:
+        return order.scope is ResetScope.CONFIGURATION
 
-    def answer(self, bad: bool) -> None:
-        order, self.order = self.order, None
+    def lose_jobs(self, session: str | None) -> None:
+        """What was on the device of that session (None: of any) never came back."""
+        for spec in list(self.naive.jobs.values()):
+            if session in (None, spec.session):
+                self.lost.append(spec)
+                self.naive.fence(spec)
+                del self.naive.jobs[spec.job]
+
+    def answer(self, session: str, bad: bool) -> None:
+        order = self.orders.pop(session)
         failure = fault(FaultClass.ARTIFACT, "lifecycle") if bad else None
         match order:
             case Validate(session, generation):
@@ -136,7 +152,7 @@ class EngineMachine(RuleBasedStateMachine):
             case Release(session, generation):
                 self.send(Released(session, generation, failure))
             case Reset(session, generation):
-                self.naive.forget_restarts()
+                self.naive.forget_restarts(None if self.is_wide(order) else generation)
                 self.send(ResetDone(session, generation, failure))
 
     def pick(self, index: int) -> JobSpec:
@@ -152,6 +168,10 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.naive.done(spec, tuple(row.end for row in rows))
         self.send(JobDone(spec.job, spec.generation, rows))
+
+    def down(self) -> list[str]:
+        views = self.engine.snapshot(self.now).sessions
+        return [view.session for view in views if view.state in (GenerationState.FAILED, GenerationState.UNLOADED)]
 
     # --- rules ------------------------------------------------------------------------------------------
 
@@ -207,11 +227,11 @@ class EngineMachine(RuleBasedStateMachine):
             if self.exited:
                 self.check_all_told()
                 self.start_process()
-            elif self.order is not None:
+            elif self.orders:
                 self.now += 3 * MS
-                self.answer(bad=False)
-            elif self.engine.snapshot(self.now).sessions[0].state in (GenerationState.FAILED, GenerationState.UNLOADED):
-                self.send(Load("s", "m", "p"))
+                self.answer(next(iter(self.orders)), bad=False)
+            elif self.down():
+                self.send(Load(self.down()[0], "m", "p"))
             elif self.naive.jobs:
                 self.now += 9 * MS
                 spec = self.pick(0)
@@ -272,15 +292,15 @@ class EngineMachine(RuleBasedStateMachine):
             after = self.engine.next_deadline_ns()
             assert after is None or after > self.now, "a timer that its own tick does not end"
 
-    @precondition(lambda self: self.order is not None)
-    @rule(bad=st.sampled_from([False] * 15 + [True]))
-    def answer_lifecycle(self, bad: bool) -> None:
+    @precondition(lambda self: self.orders)
+    @rule(index=st.integers(0, 1), bad=st.sampled_from([False] * 15 + [True]))
+    def answer_lifecycle(self, index: int, bad: bool) -> None:
         self.now += 3 * MS
-        self.answer(bad)
+        self.answer(list(self.orders)[index % len(self.orders)], bad)
 
-    @rule(package=st.sampled_from(["p", "q"]))
-    def load(self, package: str) -> None:
-        self.send(Load("s", "m", package))
+    @rule(package=st.sampled_from(["p", "q"]), index=st.integers(0, 1))
+    def load(self, package: str, index: int) -> None:
+        self.send(Load(self.names[index % len(self.names)], "m", package))
 
     @rule(ms=st.sampled_from([0, 30]), what=st.integers(0, 15))
     def unload(self, ms: int, what: int) -> None:
@@ -298,8 +318,8 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(200):
             if self.exited:
                 break
-            if self.order is not None:
-                self.answer(bad=False)
+            if self.orders:
+                self.answer(next(iter(self.orders)), bad=False)
             elif self.naive.jobs:
                 self.now += MS
                 spec = self.pick(0)
@@ -315,7 +335,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=250,
     stateful_step_count=45,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -42,6 +42,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
+        # Two processes may bind one address; only one may listen on it. Whoever comes second learns it here.
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError:
         sock.close()

@@ -44,7 +44,7 @@ JobEvent = JobSubmitted | PrepareFailed | JobDone | JobFailed | JobOverdue
 
 
 class Engine:
-    """Invariants: I1-I9 of the design, see `check_invariants`. One caller, one thread."""
+    """Invariants: I1-I8 and I12 of the design, see `invariants`. One caller, one thread."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._out = Outbox()

@@ -1,7 +1,7 @@
-"""I1-I9 and I12 of the design, checked by a full scan over what `core` can see.
+"""I1-I8 and I12 of the design, checked by a full scan over what `core` can see.
 
 Independent of the incremental counts it checks them against. Raises AssertionError with the invariant's number.
-I10, I11 and I13 need the executor, time passing or a second run: the property tests and the simulation have them.
+I9, I10, I11 and I13 need more than one moment or the executor: the tests and the simulation have them.
 """
 
 from __future__ import annotations

@@ -72,6 +72,8 @@ def shape_of(config: SchedulerConfig, facts: SessionFacts) -> Shape | str:
     max_rows = _max_rows(config, facts)
     decode = _decode_graphs(config, facts, max_rows)
     prefill = _prefill_graphs(facts)
+    if not decode and any(_can_decode(graph) for graph in facts.graphs):
+        return f"session {facts.session}: its decode graphs need batch_lanes, which is not proven here"
     if not decode or not prefill:
         return f"session {facts.session}: the package has no graph that can {'prefill' if decode else 'decode'}"
     incremental = "incremental_prefill" in facts.proven

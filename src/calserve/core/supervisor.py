@@ -121,7 +121,8 @@ class Supervisor:
         if self.shutdown_ns is None or self.has_exited:
             return
         if all(_is_over(session) for session in self.sessions.values()):
-            self.exit(EXIT_DONE, "shut down")
+            is_fenced = any(session.is_fenced for session in self.sessions.values())
+            self.exit(EXIT_UNKNOWN_DMA if is_fenced else EXIT_DONE, "shut down")
         elif now_ns >= self.shutdown_ns + self._config.overdue_grace_ns:
             on_device = any(s.worker.in_flight or s.is_fenced for s in self.sessions.values())
             self.exit(EXIT_UNKNOWN_DMA if on_device else EXIT_FORCED, "the shutdown ran out of time")
@@ -141,6 +142,8 @@ class Supervisor:
             session.is_fenced = True
             self._give_up(session, cause)
             return
+        if any(other.pending == "reset" and other.reset_scope in _WIDE for other in self.sessions.values()):
+            return  # the reset that is out takes this session along
         while self._resets and self._resets[0] <= now_ns - self._config.reset_window_ns:
             self._resets.popleft()
         if len(self._resets) >= self._config.max_resets:

@@ -226,7 +226,7 @@ class Worker:
         if self._window_opened_ns is None:
             self._window_opened_ns = now_ns
         ready = self.roster.ready
-        if len(ready) >= shape.max_rows:
+        if len(ready) >= min(shape.max_rows, shape.lanes):
             return False
         step_ns = shape.expected_ns(shape.decode[-1], len(ready), 0)
         latest = min(request.deadline_ns for request in ready) - step_ns

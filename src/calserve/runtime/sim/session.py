@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from calserve.core.job import Bank, JobSpec, LogitsWanted
-from calserve.runtime.contract import Code, GraphContract, HostBuffers, JobStatus, KvMirror, Ticket
+from calserve.core.job import Bank, JobSpec, LogitsWanted, Task
+from calserve.runtime.contract import Code, Evidence, GraphContract, HostBuffers, JobStatus, KvMirror, Ticket
 from calserve.runtime.errors import CalCode
 from calserve.runtime.sim.buffers import SimBuffers
 from calserve.runtime.sim.calbin import Calbin
@@ -130,7 +130,7 @@ class SimSession:
         names_us = (spec.session, spec.generation) == (self.name, self.generation)
         if not is_ours or not names_us or spec.graph != buffers.graph or spec.bank is not buffers.bank:
             return CalCode.INVALID_VALUE
-        if any(row.logits is LogitsWanted.ALL and row.token_count > 1 for row in spec.rows):
+        if not self._is_able(spec):
             return CalCode.NOT_SUPPORTED
         assert isinstance(buffers, SimBuffers)
         if not buffers.is_bound:
@@ -138,3 +138,12 @@ class SimSession:
         if buffers.is_held or self._calbin.in_flight >= self._calbin.max_in_flight:
             return CalCode.DEVICE_BUSY
         return CalCode.SUCCESS
+
+    def _is_able(self, spec: JobSpec) -> bool:
+        """Only what the graph does and the profile proves: an ability that is absent is refused, never tried."""
+        if spec.task not in self.graphs[spec.graph].profile.tasks:
+            return False
+        if any(row.logits is LogitsWanted.ALL and row.token_count > 1 for row in spec.rows):
+            return False
+        is_proven = self._device.profile.capabilities.get("incremental_prefill") is Evidence.C0
+        return is_proven or spec.task is not Task.PREFILL or all(row.first_position == 0 for row in spec.rows)
