@@ -35,7 +35,7 @@ $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.serve-stamp
 
 $(MODELS)/$(MODEL)/checksums.sha256: | $(VENV)/.serve-stamp
-	$(BIN)/calserve pack "$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources)" -o $(MODELS)/$(MODEL)
+	$(BIN)/calserve pack "$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources)" -o $(MODELS)/$(MODEL) --alias $(MODEL)
 
 serve: $(VENV)/.serve-stamp $(MODELS)/$(MODEL)/checksums.sha256
 	@exec $(BIN)/calserve serve --model $(MODELS)/$(MODEL) --host $(HOST) --port $(PORT) $(ARGS)

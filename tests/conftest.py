@@ -65,7 +65,7 @@ def made_once(models: Path, name: str, options: PackOptions) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_current(target):
             progress = PlainProgress(sys.stderr)
-            source = pull("smollm2-135m", models / "downloads", progress)
+            source = pull("smollm2-135m", models / "sources", progress)
             pack(source, target, replace(options, force=True), progress)
     return target
 

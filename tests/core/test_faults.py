@@ -417,3 +417,14 @@ def test_two_in_flight_a_fault_of_one_keeps_the_lanes_of_the_other_until_it_reti
     rig.lifecycle(commands)
     # neither had seen a token: both start over in the new generation
     assert {row.request for spec in rig.jobs.values() for row in spec.rows} == {"a", "b"}
+
+
+def test_the_end_of_the_process_is_decided_before_anything_new_is_submitted() -> None:
+    rig = Rig(config=SchedulerConfig(overdue_grace_ns=50 * MS)).up("a", model="ma").up("b", model="mb")
+    rig.submit("r1", new=9, model="ma")
+    rig.submit("r2", new=9, model="mb")
+    rig.send(JobOverdue(2, 2))
+    commands = rig.at(50 * MS).send(JobDone(1, 1, (RowResult(RowEnd.NONE, 1),)))
+    assert submits(commands) == []
+    assert (rig.reason("r1"), rig.refusal("r2")[0]) == ("device_fault", "model_failed")  # r2 had seen nothing
+    assert commands[-1] == rig.exit

@@ -54,6 +54,23 @@ def test_executor_every_prompt_length_gives_the_tokens_of_the_board(rig: Executo
     rig.assert_nothing_held()
 
 
+@pytest.mark.slow
+@pytest.mark.model
+def test_executor_every_prompt_length_on_the_real_model_gives_the_tokens_of_the_board(real_rig: ExecutorRig) -> None:
+    """Also as a chunked prefill beside a decoding mate: how a prompt is cut never shows."""
+    context = real_rig.package.context
+    for n in lengths(context):
+        ids, count = prompt(real_rig.package, n, salt=n), min(3, context - n)
+        expected = by_hand(real_rig, [ids], count)
+        assert real_rig.run([ids], count) == expected, f"prompt of {n} tokens"
+        real_rig.submit(f"mate-{n}", prompt(real_rig.package, 4, salt=0), 40)
+        real_rig.retire_one()
+        real_rig.submit(f"chunked-{n}", ids, count)
+        real_rig.settle()
+        assert [real_rig.outlet.told[f"chunked-{n}"].tokens] == expected, f"prompt of {n} tokens beside a mate"
+    real_rig.assert_nothing_held()
+
+
 @pytest.mark.parametrize("over", [0, 1, 1000])
 def test_executor_prompt_without_room_is_refused_before_the_board(rig: ExecutorRig, over: int) -> None:
     context, jobs = rig.package.context, len(rig.specs)

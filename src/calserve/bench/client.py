@@ -5,11 +5,11 @@ Counts server-sent events and stamps them; reads the usage of the last chunk to 
 
 from __future__ import annotations
 
-import asyncio
 import json
+import select
+import socket
 import time
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 from calserve.bench.workload import Work
@@ -34,21 +34,26 @@ class StreamResult:
         return (self.last - self.first) / max(1, self.tokens - 1)
 
 
-class _StreamReader(asyncio.Protocol):
-    def __init__(self, request: bytes, done: asyncio.Future[StreamResult]) -> None:
+class _Reader:
+    """One stream's socket. `take` is called when it is readable; True when the stream has ended."""
+
+    def __init__(self, address: tuple[str, int], request: bytes) -> None:
+        self.socket = socket.create_connection(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._request = request
-        self._done = done
         self._tail = b""
         self.result = StreamResult()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    def send(self) -> None:
         self.result.sent = time.perf_counter()
-        transport.write(self._request)
+        self.socket.sendall(self._request)
+        self.socket.setblocking(False)
 
-    def data_received(self, data: bytes) -> None:
+    def take(self) -> bool:
+        data = self.socket.recv(65536)
         now = time.perf_counter()
+        if not data:
+            raise RuntimeError(f"the stream ended early: {self._tail[-400:].decode(errors='replace')}")
         events = data.count(_EVENT)
         result = self.result
         if events:
@@ -58,20 +63,12 @@ class _StreamReader(asyncio.Protocol):
                 result.gaps.append(now - result.last)
             result.events += events
             result.last = now
-        self._tail = (self._tail + data)[-4096:]
-        if _DONE in self._tail:
-            result.tokens = _usage(self._tail)
-            self._transport.close()
-            self._finish()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            text = self._tail[-400:].decode(errors="replace")
-            self._done.set_exception(RuntimeError(f"the stream ended early: {text}"))
-
-    def _finish(self) -> None:
-        if not self._done.done():
-            self._done.set_result(self.result)
+        self._tail = data if len(data) > 1024 else self._tail[-1024:] + data
+        if _DONE not in self._tail:
+            return False
+        result.tokens = _usage(self._tail)
+        self.socket.close()
+        return True
 
 
 def _usage(tail: bytes) -> int:
@@ -102,25 +99,26 @@ def _request(model: str, prompt: tuple[int, ...], work: Work) -> bytes:
     return head.encode() + body
 
 
-async def run_streams(host: str, port: int, model: str, work: Work) -> list[StreamResult]:
+def run_streams(host: str, port: int, model: str, work: Work) -> list[StreamResult]:
     """All streams at once; returns when the last ended."""
-    loop = asyncio.get_running_loop()
-    futures = []
-    for prompt in work.prompts:
-        done: asyncio.Future[StreamResult] = loop.create_future()
-        reader = _StreamReader(_request(model, prompt, work), done)
-        await loop.create_connection(partial(_same, reader), host, port)
-        futures.append(done)
-    return list(await asyncio.gather(*futures))
-
-
-def _same(reader: _StreamReader) -> _StreamReader:
-    return reader
+    readers = [_Reader((host, port), _request(model, prompt, work)) for prompt in work.prompts]
+    by_file = {reader.socket.fileno(): reader for reader in readers}
+    poll = select.epoll()
+    for file in by_file:
+        poll.register(file, select.EPOLLIN)
+    for reader in readers:
+        reader.send()
+    while by_file:
+        for file, _ in poll.poll(60):
+            if by_file[file].take():
+                del by_file[file]  # closing the socket took it out of the poll
+    poll.close()
+    return [reader.result for reader in readers]
 
 
 def measure(host: str, port: int, model: str, work: Work) -> dict[str, Any]:
     """One turn: tokens, seconds from first send to last event, and per-stream times."""
-    results = asyncio.run(run_streams(host, port, model, work))
+    results = run_streams(host, port, model, work)
     seconds = max(r.last for r in results) - min(r.sent for r in results)
     return {
         "tokens": sum(r.tokens for r in results),

@@ -70,9 +70,12 @@ class Engine:
             self._out.count("events_after_exit")
             return self._out.take()
         self._dispatch(event, now_ns)
-        if not self.supervisor.has_exited:
+        for session in sessions:
+            session.settle(now_ns)
+        self.supervisor.conclude(now_ns)
+        if not self.supervisor.has_exited:  # decided before anything new goes to a board
             for session in sessions:
-                session.advance(now_ns)
+                session.work(now_ns)
             self.supervisor.conclude(now_ns)
         return self._out.take()
 

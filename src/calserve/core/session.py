@@ -356,26 +356,22 @@ class Session:
         """Request deadlines first: an event at the same instant finds them passed."""
         self.worker.roster.expire(now_ns)
 
-    def advance(self, now_ns: int) -> None:
-        """After every event: drains move on, lanes are filled, jobs go out."""
-        worker = self.worker
-        if self.state is G.READY:
-            if self.overdue_until_ns is not None and now_ns >= self.overdue_until_ns:
-                cause = Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned")
-                self.begin_drain(Aim.RECOVER, now_ns, now_ns, cause, may_run=False)
-                assert self.drain is not None
+    def settle(self, now_ns: int) -> None:
+        """After every event: what time and retired jobs mean for the drain in progress, or for an overdue job."""
+        if self.state is G.READY and self.overdue_until_ns is not None and now_ns >= self.overdue_until_ns:
+            cause = Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned")
+            self.begin_drain(Aim.RECOVER, now_ns, now_ns, cause, may_run=False)
+            if self.drain is not None:
                 self.drain.grace_ns = now_ns  # it had its grace
-                self._advance_drain(self.drain, now_ns)
-                return
-            worker.run(now_ns)
-            if worker.is_starved:
-                cause = Failure("kv", 0, FaultClass.UNKNOWN, "fenced lanes leave no room")
-                until = now_ns + self.config.recovery_drain_ns
-                self.begin_drain(Aim.RECOVER, now_ns, until, cause)
-        elif self.drain is not None:
+        if self.drain is not None:
             self._advance_drain(self.drain, now_ns)
-        if self.state is not G.READY:
-            worker.run(now_ns)
+
+    def work(self, now_ns: int) -> None:
+        """Then: lanes are filled, jobs go out."""
+        self.worker.run(now_ns)
+        if self.state is G.READY and self.worker.is_starved:
+            cause = Failure("kv", 0, FaultClass.UNKNOWN, "fenced lanes leave no room")
+            self.begin_drain(Aim.RECOVER, now_ns, now_ns + self.config.recovery_drain_ns, cause)
 
     def next_deadline_ns(self) -> int | None:
         times = [self.worker.next_deadline_ns(), self.overdue_until_ns]

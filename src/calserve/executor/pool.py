@@ -55,7 +55,7 @@ class BufferPool:
     """Buffers of one session. Called on the engine thread only.
 
     Invariant: free + leased + quarantined = allocated. Allocation happens on first use of a key and stays within
-    `limit` per key, which bounds memory: jobs in flight plus one being cleaned.
+    `limit` per key, which bounds memory.
     """
 
     session: Session
