@@ -208,6 +208,13 @@ def best(logits: np.ndarray) -> int:
     return int(logits.argmax())
 
 
+def is_unreadable(logits: np.ndarray) -> bool:
+    """Whether a sampler that looks at this row must see that it is no result."""
+    if logits.dtype == np.uint16:
+        logits = (logits.astype(np.uint32) << 16).view(np.float32)
+    return bool(np.isnan(logits).any())
+
+
 def bits(logits: np.ndarray) -> bytes:
     return logits.tobytes()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from board_case import BoardCase
-from harness import LONG_NS, Flying, Hand, Turn, best, bits, prompt, proves
+from harness import LONG_NS, Flying, Hand, Turn, best, bits, is_unreadable, prompt, proves
 
 from calserve.core.job import Bank
 from calserve.runtime.contract import Board, Session, StatusKind, Ticket
@@ -179,8 +179,11 @@ def test_reset_with_a_slice_left_is_refused_until_it_is_undone(hand: Hand) -> No
 def test_reset_after_a_job_leaves_nothing_of_the_request(hand: Hand, case: BoardCase) -> None:
     flying = _start(hand, case, 30)
     hand.land(flying)
-    for name in (*flying.contract.inputs, *flying.contract.outputs):
+    for name in flying.contract.inputs:
         assert not flying.buffers.host(name).any(), name
+    for name in flying.contract.outputs:
+        for row in flying.buffers.host(name).reshape(-1, flying.contract.vocab_size):
+            assert is_unreadable(row), name
 
 
 def test_mirror_out_of_range_lanes_units_and_lengths_are_refused(session: Session) -> None:

@@ -319,6 +319,19 @@ def test_unusable_row_ends_its_request_and_the_generation_is_warmed_again() -> N
     assert (rig.view.state, rig.view.generation) == (G.READY, 2)
 
 
+def test_request_that_leaves_no_token_to_choose_ends_alone() -> None:
+    rig = Rig().up()
+    rig.submit("absurd", new=20)
+    rig.submit("good", new=3)
+    while len(rig.spec.rows) < 2:
+        rig.done()
+    rig.done(ends={"absurd": RowEnd.UNUSABLE})
+    assert (rig.reason("absurd"), rig.view.state) == ("internal", G.READY)
+    while rig.jobs:
+        rig.done()
+    assert (rig.reason("good"), rig.view.generation) == ("length", 1)
+
+
 def test_drain_before_a_recovery_is_bounded() -> None:
     rig = Rig(config=SchedulerConfig(recovery_drain_ns=80 * MS)).up()
     rig.submit("bad", new=20)

@@ -14,6 +14,8 @@ from calserve.core.config import SchedulerConfig, TenantPolicy
 from calserve.core.events import Cancel, CancelCause
 from calserve.core.job import Bank, LogitsWanted, Task
 from calserve.core.outcomes import FaultClass, RowEnd
+from calserve.core.plan import budget_beside
+from calserve.core.shape import Shape, shape_of
 
 ALTERNATING = EVERYTHING - {"mixed_batch"}
 GONE = CancelCause.CLIENT_GONE
@@ -164,12 +166,29 @@ def test_mixed_prefill_rides_with_every_decode_within_the_token_budget() -> None
 
 
 def test_mixed_several_short_prompts_share_one_job() -> None:
-    rig = decoding(Rig(config=SchedulerConfig(prefill_chunk_tokens=16)).up(), 1)
-    for name, prompt in (("a", 6), ("b", 6), ("c", 6)):
+    rig = decoding(Rig(config=SchedulerConfig(prefill_chunk_tokens=16)).up(), 2)
+    for name, prompt in (("a", 12), ("b", 12)):
         rig.submit(name, prompt=prompt)
     rig.done()
     rows = [(row.request, row.token_count) for row in rig.spec.rows]
-    assert rows == [("r0", 1), ("a", 6), ("b", 6), ("c", 4)]
+    assert rows == [("r0", 1), ("r1", 1), ("a", 12), ("b", 4)]
+
+
+@pytest.mark.parametrize(("waiting", "tokens"), [(1, 16), (2, 32), (3, 48)])
+def test_mixed_more_prompts_waiting_than_rows_decoding_lengthens_the_chunk(waiting: int, tokens: int) -> None:
+    """One row decodes: each waiting prompt gains what that row loses, so the step grows with their number."""
+    rig = decoding(Rig(config=SchedulerConfig(prefill_chunk_tokens=16)).up(), 1)
+    for i in range(waiting):
+        rig.submit(f"p{i}", prompt=60)
+    rig.done()
+    assert sum(row.token_count for row in rig.spec.rows if row.request.startswith("p")) == tokens
+
+
+def test_mixed_chunk_never_grows_past_its_bound() -> None:
+    shape = shape_of(SchedulerConfig(prefill_chunk_tokens=16), paged_facts())
+    assert isinstance(shape, Shape)
+    assert budget_beside(shape, 1, 16) == 128
+    assert budget_beside(shape, 8, 7) == 16
 
 
 def test_no_decode_running_the_budget_is_the_whole_job() -> None:

@@ -9,7 +9,7 @@ from executor_rig import Collected, ExecutorRig, byte_tokenizer
 from harness import prompt
 
 from calserve.core.events import Tick
-from calserve.core.outcomes import FinishReason
+from calserve.core.outcomes import FaultClass, FinishReason
 from calserve.core.states import BufferState, GenerationState
 from calserve.executor.completion import completion_step
 from calserve.executor.messages import Ending
@@ -147,6 +147,21 @@ def test_nan_logits_are_never_delivered_and_the_generation_is_checked_again(make
     assert ending.reason in (FinishReason.INTERNAL, FinishReason.DEVICE_FAULT)
     assert told.tokens == right_tokens(rig, 6)[:1]
     assert rig.engine.snapshot(rig.clock()).sessions[0].generation == 2
+
+
+def test_request_whose_settings_leave_no_token_ends_alone_and_costs_no_generation(make: Make) -> None:
+    rig = make()
+    everything = tuple(range(rig.package.vocab_size))
+    rig.submit("greedy", ids_of(rig, 1), 4)
+    rig.submit("absurd", ids_of(rig, 2), 4, stop_token_ids=everything)
+    settle(rig)
+    _, ending = ended(rig, "absurd")
+    assert ending.reason is FinishReason.INTERNAL
+    assert ending.failure is not None
+    assert ending.failure.fault is FaultClass.REQUEST
+    assert ended(rig, "greedy")[0].tokens == right_tokens(rig, 4, 1)
+    assert rig.engine.snapshot(rig.clock()).sessions[0].generation == 1
+    rig.assert_nothing_held()
 
 
 def test_short_output_is_seen_before_it_is_read(make: Make) -> None:

@@ -56,7 +56,7 @@ class NaiveBoard:
             if known is None or known.lane != row.lane or known.tokens != row.first_position:
                 continue
             known.tokens += row.token_count
-            known.broken = end is RowEnd.ERROR
+            known.broken = end in (RowEnd.ERROR, RowEnd.UNUSABLE)
             if row.logits is LogitsWanted.LAST and not known.broken:
                 known.generated += 1
                 known.stopped = end in STOPS

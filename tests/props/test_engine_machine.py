@@ -42,7 +42,7 @@ from calserve.core.outcomes import FaultClass, RowEnd
 from calserve.core.states import GenerationState
 
 MS = 1_000_000
-ENDS = (*[RowEnd.NONE] * 16, *[RowEnd.EOS] * 2, RowEnd.STOP_STRING, RowEnd.ERROR)
+ENDS = (*[RowEnd.NONE] * 16, *[RowEnd.EOS] * 2, RowEnd.STOP_STRING, RowEnd.UNUSABLE, RowEnd.ERROR)
 Order = Validate | Configure | Warm | Release | Reset
 TWO_JOBS = EVERYTHING | {"concurrent_jobs", "chip_reset"}
 
@@ -163,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
         rows = tuple(
             RowResult(RowEnd.NONE, 0)
             if row.logits is LogitsWanted.NONE
-            else RowResult(end, int(end is not RowEnd.ERROR))
+            else RowResult(end, int(end not in (RowEnd.ERROR, RowEnd.UNUSABLE)))
             for row, end in zip(spec.rows, ends, strict=True)
         )
         self.naive.done(spec, tuple(row.end for row in rows))

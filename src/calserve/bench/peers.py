@@ -1,7 +1,8 @@
 """Peers that do the same work: OpenVINO GenAI's continuous batching over the same IR and weights.
 
-Optional (extra `peers`). It is given the stateful IR the package was made from, with the package's numeric
-settings, token ids in and token ids out, so that neither tokenizer nor HTTP is in its way.
+Optional (extra `peers`). It is given the stateful IR the package was made from, token ids in and token ids out, so
+that neither tokenizer nor HTTP is in its way; once as it comes (`genai`) and once with the numeric hints that the
+package's board was tuned to (`genai-hints`).
 """
 
 from __future__ import annotations

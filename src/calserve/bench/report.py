@@ -60,7 +60,7 @@ def print_table(samples: Sequence[Samples], sides: Sequence[str], console: Conso
     table.add_column("streams", justify="right")
     for side in sides:
         table.add_column(side, justify="right")
-    pairs = [("greedy", "raw"), ("sampled", "raw"), ("greedy", "genai"), ("raw", "bare")]
+    pairs = [("greedy", "raw"), ("sampled", "raw"), ("greedy", "genai"), ("greedy", "genai-hints"), ("raw", "bare")]
     shown = [pair for pair in pairs if pair[0] in sides and pair[1] in sides]
     for side, base in shown:
         table.add_column(f"{side}/{base}", justify="right")

@@ -19,6 +19,7 @@ from calserve.progress import Progress
 from calserve.text.tokenizer import Tokenizer
 
 IDLE_HISTOGRAM = "calserve_job_turnaround_seconds"
+PEERS = ("genai", "genai-hints")
 SERVED = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}
 
 
@@ -50,7 +51,8 @@ def run_bench(options: BenchOptions, progress: Progress, console: Console) -> No
         sides["bare"] = SideProcess.start("bare", options.model)
         if options.source is not None and importlib.util.find_spec("openvino_genai"):
             ir = peer_ir(package, options.source, options.cache, progress)
-            sides["genai"] = SideProcess.start("genai", options.model, "--ir", str(ir))
+            for peer in PEERS:
+                sides[peer] = SideProcess.start(peer, options.model, "--ir", str(ir))
         else:
             console.print("peer left out: it needs the extras `pack` and `peers`, and --source")
         samples = []
@@ -62,7 +64,7 @@ def run_bench(options: BenchOptions, progress: Progress, console: Console) -> No
         for side in sides.values():
             side.stop()
         facts_code = server.stop()
-    names = [n for n in ("bare", "raw", *SERVED, "genai") if n in samples[0].rates]
+    names = [n for n in ("bare", "raw", *SERVED, *PEERS) if n in samples[0].rates]
     print_table(samples, names, console)
     for name, value in facts.items():
         console.print(f"{name}: {value}")
@@ -87,9 +89,11 @@ def _measure(
         for repeat in range(options.repeats + 1):
             order = turns if repeat % 2 else turns[::-1]
             for name, side, work in order:
-                answer = side.ask(work)
-                if repeat:  # the first round warms every side and is not counted
-                    _keep(samples, name, answer)
+                # A side has been idle while the others ran: its caches are theirs. The first run of a turn brings
+                # them back and is not counted; nor is the first round, which warms every side.
+                side.ask(work)
+                if repeat:
+                    _keep(samples, name, side.ask(work))
             step.advance(1)
     return samples
 

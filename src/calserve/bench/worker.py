@@ -17,7 +17,7 @@ from calserve.bench.workload import Work
 from calserve.package.reader import open_package
 from calserve.runtime.contract import Board, BoardPackage, LoadOptions
 
-SIDES = ("raw", "bare", "genai", "client")
+SIDES = ("raw", "bare", "genai", "genai-hints", "client")
 
 Side = Callable[[Work], dict[str, Any]]
 OpenBoard = Callable[[BoardPackage], Board]
@@ -58,11 +58,12 @@ def _side(options: WorkerOptions, open_board: OpenBoard) -> Side:
         from calserve.bench.bare import BareLoop
 
         return _timed(BareLoop(package).run)
-    if options.side == "genai":
+    if options.side.startswith("genai"):
         from calserve.bench.peers import GenAiLoop
 
         assert options.ir is not None
-        return _timed(GenAiLoop(options.ir, package.settings, package.max_lanes * package.context).run)
+        hints = package.settings if options.side == "genai-hints" else {}
+        return _timed(GenAiLoop(options.ir, hints, package.max_lanes * package.context).run)
     return _timed(_raw_loop(package, open_board(package)))
 
 

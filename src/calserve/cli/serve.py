@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -139,8 +140,16 @@ async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Pr
         service.begin_shutdown(0)
         failure = failed[0].failure
         return f"{parts.served.alias} could not be loaded: {(failure and failure.detail) or 'unknown reason'}"
+    _settle_garbage()
     print(_ready_text(parts, views), flush=True)
     return None
+
+
+def _settle_garbage() -> None:
+    """What was loaded stays: without this a full collection walks all of it and holds every thread for milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 def _settled(views: tuple[SessionView, ...]) -> bool:

@@ -18,7 +18,8 @@ class RowEnd(Enum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     GRAMMAR = "grammar"
-    ERROR = "error"
+    UNUSABLE = "unusable"  # the request's own settings left no token to choose
+    ERROR = "error"  # the output itself is wrong: the generation is suspect
 
 
 class FinishReason(Enum):

@@ -47,6 +47,9 @@ class Retirement:
             if result.end is RowEnd.ERROR:
                 suspect = Failure("output", 0, FaultClass.ARTIFACT, f"row {index} of job {job.spec.job}")
                 self._roster.end(request, FinishReason.INTERNAL, failure=suspect)
+            elif result.end is RowEnd.UNUSABLE:
+                own = Failure("sampling", 0, FaultClass.REQUEST, "the request's settings leave no token to choose")
+                self._roster.end(request, FinishReason.INTERNAL, failure=own)
             elif job.spec.rows[index].logits is LogitsWanted.NONE:
                 request.ready_since_ns = now_ns
                 request.move(RequestEvent.CHUNK_DONE)

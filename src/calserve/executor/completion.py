@@ -95,7 +95,7 @@ def _read_rows(
     choices = choose_rows([s.sampler for s in sequences], logits, [len(s.generated) for s in sequences])
     for i, sequence, choice in zip(wanted, sequences, choices, strict=True):
         advance = sequence.advance(choice)
-        sampled = advance.end is not RowEnd.ERROR
+        sampled = choice.error is None
         results[i] = RowResult(advance.end, int(sampled))
         if sampled:
             kept = (choice,) if sequence.keeps_choices else ()

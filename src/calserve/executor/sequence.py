@@ -96,7 +96,7 @@ class Sequence:
     def advance(self, choice: Choice) -> Advance:
         """Take the sampled token. Text held back leaves with the last token the request may generate."""
         if choice.error is not None:
-            return Advance(RowEnd.ERROR, "")
+            return Advance(RowEnd.UNUSABLE if choice.is_own_fault else RowEnd.ERROR, "")
         self.generated.append(choice.token)
         self.sampler.accept(choice.token)
         end = self._ends.get(choice.token, RowEnd.NONE)

@@ -8,10 +8,11 @@ HostBuffers, `submit` starts a job and gives a Ticket, `wait` ends it, the buffe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Mapping, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -274,7 +275,11 @@ class HostBuffers(Protocol):
         """`UndoSlice` of every slice."""
 
     def reset(self) -> Code:
-        """`ResetAllTensors`, CSRs cleared, request data scrubbed. A failure quarantines the buffers."""
+        """`ResetAllTensors`, CSRs cleared, request data gone. A failure quarantines the buffers.
+
+        Inputs become 0; outputs become unreadable as a result (NaN in every row), so that a row the device does
+        not write in a later job shows as an error and never as somebody's logits, or as a made-up token 0.
+        """
 
     def output(self, name: str) -> np.ndarray[Any, Any]:
         """View of an output after `wait`, at its sliced shape. Dead when the buffers go back."""
@@ -345,4 +350,3 @@ class Board(Protocol):
 
     def close(self) -> None:
         """Release the board and its lock."""
-

@@ -28,13 +28,15 @@ class Choice(NamedTuple):
     """What one row gave. Exactly one holds: `error` is None, or `token` is NO_TOKEN and the row is unusable.
 
     `logprob` is there when the request asked for log-probabilities; `top` holds the most likely tokens,
-    falling, and the chosen one as one more when it is not among them.
+    falling, and the chosen one as one more when it is not among them. `is_own_fault`: the request's parameters, not
+    the logits, left nothing to choose.
     """
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     error: str | None = None
+    is_own_fault: bool = False
 
 
 class Sampler:
@@ -90,12 +92,12 @@ class Sampler:
             edited = self._edit(row)
             winner = int(edited.argmax())
             if not np.isfinite(edited[winner]):
-                return _failed(f"The largest logit after penalties is {edited[winner]}, at token {winner}.")
+                return _failed(f"The largest logit after penalties is {edited[winner]}, at token {winner}.", True)
         barred = self._barred if output_index < self._barred_below else None
         if barred is not None and winner in barred:
             winner = _argmax_without(edited, barred)
             if winner in barred or not np.isfinite(edited[winner]):
-                return _failed("Every token with a finite logit is suppressed.")
+                return _failed("Every token with a finite logit is suppressed.", True)
         token = winner
         if not self._params.is_greedy:
             u = uniform(self._seed, output_index)
@@ -144,5 +146,5 @@ def _argmax_without(row: Row, barred: npt.NDArray[np.int64]) -> int:
     return int(rest.argmax())
 
 
-def _failed(error: str) -> Choice:
-    return Choice(NO_TOKEN, error=error)
+def _failed(error: str, is_own_fault: bool = False) -> Choice:
+    return Choice(NO_TOKEN, error=error, is_own_fault=is_own_fault)

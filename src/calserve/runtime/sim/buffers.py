@@ -16,6 +16,7 @@ from calserve.runtime.contract import Code, GraphContract, TensorContract
 from calserve.runtime.errors import CalCode
 from calserve.runtime.sim.faults import FaultPlan, FaultPoint
 
+_BFLOAT16_NAN = 0x7FC0
 _DTYPES = {"int32": np.int32, "float32": np.float32, "bfloat16": np.uint16}
 
 
@@ -36,6 +37,7 @@ class SimBuffers:
         self.csrs: dict[str, int] = {}
         self._tensors: dict[str, TensorContract] = {**contract.inputs, **contract.outputs}
         self._arrays = {name: np.zeros(t.shape, _DTYPES[t.dtype]) for name, t in self._tensors.items()}
+        self._poison_outputs()
         self._mapped: set[str] = set()
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._short: dict[str, tuple[int, ...]] = {}
@@ -93,14 +95,20 @@ class SimBuffers:
         self._mapped.clear()
         self._short.clear()
         self.csrs.clear()
-        for array in self._arrays.values():
-            array.fill(0)
+        for name in self.contract.inputs:
+            self._arrays[name].fill(0)
+        self._poison_outputs()
         return CalCode.SUCCESS
 
     def output(self, name: str) -> np.ndarray[Any, Any]:
         """A view; shorter than the contract's shape where the device returned less."""
         shape = self._short.get(name, self.contract.outputs[name].shape)
         return self._arrays[name][tuple(slice(n) for n in shape)]
+
+    def _poison_outputs(self) -> None:
+        for name in self.contract.outputs:
+            array = self._arrays[name]
+            array.fill(_BFLOAT16_NAN if array.dtype == np.uint16 else np.nan)
 
     @property
     def is_bound(self) -> bool:
