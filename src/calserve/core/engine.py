@@ -63,6 +63,10 @@ class Engine:
         if now_ns < self._now_ns:
             raise ValueError(f"time went back from {self._now_ns} to {now_ns}")
         self._now_ns = now_ns
+        if isinstance(event, JobSubmitted):
+            # It frees nothing and makes nobody ready, so there is nothing to plan; what is due has its Tick.
+            self._on_job_event(event, now_ns)
+            return self._out.take()
         sessions = self.supervisor.sessions.values()
         for session in sessions:
             session.expire(now_ns)

@@ -84,11 +84,12 @@ def _read_rows(
     """Sample every row that has logits, in one call, and advance its sequence."""
     index = logits_index(job.contract, job.spec)
     wanted = [i for i, at in enumerate(index) if at is not None]
+    rows = [at for at in index if at is not None]
     results: list[RowResult] = [_NO_ROW] * len(index)
     deliveries: list[Delivery | None] = [None] * len(index)
     if not wanted:
         return tuple(results), deliveries
-    logits = read_logits(job.contract, job.lease.buffers, [index[i] for i in wanted])
+    logits = read_logits(job.contract, job.lease.buffers, rows)
     if isinstance(logits, LogitsFault):
         return logits
     sequences = [job.sequences[i] for i in wanted]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,23 +22,23 @@ class LogitsFault:
 
 
 def read_logits(
-    contract: GraphContract, buffers: HostBuffers, rows: Many[int | None]
+    contract: GraphContract, buffers: HostBuffers, rows: list[int]
 ) -> np.ndarray[Any, np.dtype[np.float32]] | LogitsFault:
-    """float32[len(rows), vocab] for the given rows of the output; a view when rows are 0..n-1 and already float32.
+    """float32[len(rows), vocab] for the given rows of the output.
 
-    Source of the bounds check: seed 003, section 10.1 (compare without adding, so that nothing can overflow).
+    A view where the rows are 0..n-1 and float32 already, else one copy. Source of the bounds check: seed 003, section 10.1 (compare without adding, so that nothing can overflow).
     """
     output = buffers.output(LOGITS)
     vocab = contract.vocab_size
     if output.ndim < 1 or output.shape[-1] < vocab:
         return LogitsFault(CalCode.SHAPE_MISMATCH, f"logits have shape {output.shape}, the vocabulary has {vocab}")
     flat = output.reshape(-1, output.shape[-1])
-    if any(row is None or row >= len(flat) for row in rows):
-        last = max(row or 0 for row in rows)
-        return LogitsFault(CalCode.OUT_OF_RANGE, f"logits have {len(flat)} rows, row {last} is wanted")
-    leading = all(row == i for i, row in enumerate(rows))
+    if max(rows) >= len(flat):
+        return LogitsFault(CalCode.OUT_OF_RANGE, f"logits have {len(flat)} rows, row {max(rows)} is wanted")
+    leading = rows == list(range(len(rows)))
     taken = flat[: len(rows)] if leading else flat[np.fromiter(rows, np.intp, len(rows))]
-    taken = taken[:, :vocab]
+    if output.shape[-1] != vocab:
+        taken = taken[:, :vocab]
     if contract.outputs[LOGITS].dtype == "bfloat16":
         return bfloat16_to_float32(taken)
     return taken.astype(np.float32, copy=False)

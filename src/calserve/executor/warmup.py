@@ -97,7 +97,7 @@ class _Rig:
         took = self.clock() - began
         if code or status is None or status.status is not StatusKind.DONE:
             raise WarmupFailed(failure("warm", code or CalCode.DEVICE_CRASH, f"wait: {status and status.status.value}"))
-        logits = read_logits(graph, buffers, logits_index(graph, spec))
+        logits = read_logits(graph, buffers, [at for at in logits_index(graph, spec) if at is not None])
         if isinstance(logits, LogitsFault):
             raise WarmupFailed(Failure("warm", logits.code, FaultClass.ARTIFACT, logits.detail))
         if not np.isfinite(logits).all():

@@ -46,6 +46,8 @@ class StepBuffers:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sliced: set[str] = set()
         self._used_logits = 0
+        # Leading elements the last job was given, for tensors that were sliced; of any other all may be written.
+        self._extents: dict[str, int] = {}
 
     def _bind(self, name: str) -> Any:
         import openvino as ov
@@ -101,6 +103,7 @@ class StepBuffers:
         if code := self._refusal():
             return code
         for name in self._sliced:
+            self._extents[name] = max(self._extents.get(name, 0), self._shapes[name][0])
             self._shapes[name] = self._full[name]
         self._sliced.clear()
         return 0
@@ -116,7 +119,9 @@ class StepBuffers:
             return int(CalCode.INVALID_VALUE)
         self._shapes.clear()
         for name in self._contract.inputs:
-            self._arrays[name].fill(0)
+            array = self._arrays[name]
+            (array[: self._extents[name]] if name in self._extents else array).fill(0)
+        self._extents.clear()
         used = self._arrays["logits"][: self._used_logits]
         used[:, ::POISON_STRIDE] = used[:, -1:] = np.nan
         self._used_logits = 0
