@@ -26,7 +26,9 @@ def read_logits(
 ) -> np.ndarray[Any, np.dtype[np.float32]] | LogitsFault:
     """float32[len(rows), vocab] for the given rows of the output.
 
-    A view where the rows are 0..n-1 and float32 already, else one copy. Source of the bounds check: seed 003, section 10.1 (compare without adding, so that nothing can overflow).
+    A view where the rows are 0..n-1 and float32 already, else one copy.
+
+    Source of the bounds check: seed 003, section 10.1 (compare without adding, so that nothing can overflow).
     """
     output = buffers.output(LOGITS)
     vocab = contract.vocab_size
