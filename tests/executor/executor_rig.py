@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from calserve.core.config import SchedulerConfig
 from calserve.core.engine import Engine
-from calserve.core.events import Cancel, CancelCause, Event, Load, Submit
+from calserve.core.events import Cancel, CancelCause, Event, JobOverdue, Load, Submit
 from calserve.core.outcomes import FinishReason
 from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
-from calserve.executor.completion import SubmittedJob, completion_step
+from calserve.executor.completion import Stray, SubmittedJob, completion_step
 from calserve.executor.engine_step import EngineSteps, Ways
 from calserve.executor.lifecycle import LifecycleOrder, LifecycleSteps
 from calserve.executor.messages import Delivery, Ending, Submission
@@ -91,12 +91,27 @@ class ExecutorRig:
         self.jobs: deque[SubmittedJob] = deque()
         self.orders: deque[LifecycleOrder] = deque()
         self.specs: list[SubmittedJob] = []
-        self.engine = Engine(config or SchedulerConfig())
-        self.steps = EngineSteps(self.engine, self.outlet, Ways(self._keep_job, self.orders.append), clock)
-        options = {"s0": LoadOptions(chips=tuple(chip.chip for chip in board.describe().chips))}
+        self.overdue: list[SubmittedJob] = []  # still owned by the device
+        self.config = config or SchedulerConfig()
+        self.engine = Engine(self.config)
+        self.generations: set[tuple[str, int]] = set()  # that have a completion thread
+        ways = Ways(self._keep_job, self._open, self._close, self.orders.append)
+        self.steps = EngineSteps(self.engine, self.outlet, ways, clock, jobs_kept=self.config.max_in_flight)
+        options = {
+            "s0": LoadOptions(
+                tuple(chip.chip for chip in board.describe().chips), max_in_flight=self.config.max_in_flight
+            )
+        }
         self.lifecycle = LifecycleSteps(board, lambda _hash: package, options, clock)
 
-    def _keep_job(self, _session: str, job: SubmittedJob) -> None:
+    def _open(self, session: str, generation: int) -> None:
+        self.generations.add((session, generation))
+
+    def _close(self, session: str, generation: int) -> None:
+        self.generations.remove((session, generation))
+
+    def _keep_job(self, job: SubmittedJob) -> None:
+        assert (job.spec.session, job.spec.generation) in self.generations
         self.jobs.append(job)
         self.specs.append(job)
 
@@ -130,8 +145,14 @@ class ExecutorRig:
     def retire_one(self) -> None:
         """Wait for the oldest job and bring it home."""
         job = self.jobs.popleft()
-        code, status = job.session.wait(job.ticket, WAIT_NS)
-        self.steps.take(completion_step(job, code, status, self.clock()))
+        while True:
+            code, status = job.session.wait(job.ticket, WAIT_NS)
+            outcome = completion_step(job, code, status, self.clock())
+            if isinstance(outcome, JobOverdue):
+                self.overdue.append(job)
+            self.steps.take(outcome.event if isinstance(outcome, Stray) else outcome)
+            if not isinstance(outcome, Stray):
+                return
 
     def settle(self) -> None:
         """Run until nothing is in flight and no order waits."""

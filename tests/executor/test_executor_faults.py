@@ -8,11 +8,14 @@ import pytest
 from executor_rig import Collected, ExecutorRig, byte_tokenizer
 from harness import prompt
 
+from calserve.core.config import SchedulerConfig
 from calserve.core.events import Tick
 from calserve.core.outcomes import FaultClass, FinishReason
 from calserve.core.states import BufferState, GenerationState
-from calserve.executor.completion import completion_step
+from calserve.executor.completion import Completed, Stray, SubmittedJob, completion_step
 from calserve.executor.messages import Ending
+from calserve.executor.pool import QUARANTINE_LIMIT
+from calserve.runtime.contract import JobStatus, StatusKind
 from calserve.runtime.sim import PROFILES, Fault, FaultPlan, FaultPoint, SimBoard, SimDevice, VirtualClock, sim_package
 from calserve.runtime.sim.oracle import greedy_tokens
 
@@ -24,12 +27,13 @@ def make() -> Iterator[Make]:
     """A loaded rig; the faults count visits from the moment it is Ready."""
     boards: list[SimBoard] = []
 
-    def made(*faults: Fault, profile: str = "assumed-lanes") -> ExecutorRig:
+    def made(*faults: Fault, profile: str = "assumed-lanes", jobs: int = 1) -> ExecutorRig:
         clock, package = VirtualClock(), sim_package(PROFILES[profile])
         plan = FaultPlan()
         board = SimBoard(device=SimDevice(PROFILES[profile], clock, plan))
         boards.append(board)
-        rig = ExecutorRig(board, package, clock.now_ns, byte_tokenizer(package.vocab_size))
+        config = SchedulerConfig(max_in_flight=jobs)
+        rig = ExecutorRig(board, package, clock.now_ns, byte_tokenizer(package.vocab_size), config)
         rig.load()
         plan.visits.clear()
         plan.__init__(faults)  # type: ignore[misc]
@@ -75,6 +79,19 @@ def test_submit_busy_is_tried_again_and_the_tokens_are_right(make: Make, profile
     told, ending = ended(rig, "a")
     assert ending.reason is FinishReason.LENGTH
     assert told.tokens[0] == right_tokens(rig, 1)[0]
+    rig.assert_nothing_held()
+
+
+def test_two_jobs_in_flight_have_buffers_of_their_own_and_right_tokens(make: Make) -> None:
+    rig = make(jobs=2)
+    for i in range(6):
+        rig.submit(f"r{i}", ids_of(rig, i), 8)
+    assert len(rig.jobs) == 2
+    assert rig.jobs[0].lease.buffers is not rig.jobs[1].lease.buffers
+    settle(rig)
+    for i in range(6):
+        assert ended(rig, f"r{i}")[0].tokens == right_tokens(rig, 8, i)
+    assert "transient_retries" not in rig.engine.snapshot(rig.clock()).counters
     rig.assert_nothing_held()
 
 
@@ -219,3 +236,79 @@ def test_lease_dropped_while_submitted_complains(make: Make, caplog: pytest.LogC
     rig.specs.clear()
     job.lease = None  # type: ignore[assignment]
     assert "dropped while submitted" in caplog.text
+
+
+def lost_job(make: Make) -> ExecutorRig:
+    """A job that never came back; its generation was reset away and its request runs again in the next one."""
+    rig = make(Fault(FaultPoint.JOB_NEVER_COMPLETES))
+    rig.submit("a", ids_of(rig), 6)
+    rig.retire_one()
+    assert rig.overdue
+    while not rig.jobs:
+        due = rig.engine.next_deadline_ns()
+        if rig.orders:
+            rig.steps.take(rig.lifecycle.take(rig.orders.popleft()))
+        else:
+            assert due is not None
+            rig.board.device.clock.advance_to(max(due, rig.clock()))  # type: ignore[attr-defined]
+            rig.post(Tick())
+    assert rig.engine.snapshot(rig.clock()).sessions[0].generation == 2
+    return rig
+
+
+def bring_home(rig: ExecutorRig, job: SubmittedJob) -> None:
+    code, status = job.session.wait(job.ticket, 0)
+    outcome = completion_step(job, code, status, rig.clock())
+    assert isinstance(outcome, Completed)
+    rig.steps.take(outcome)
+
+
+@pytest.mark.parametrize("retired_before", [0, 2])
+def test_late_completion_of_a_lost_job_changes_nothing_and_is_counted(make: Make, retired_before: int) -> None:
+    """It comes while the restarted request is in its first job, or in its third."""
+    rig = lost_job(make)
+    for _ in range(retired_before):
+        rig.retire_one()
+    bring_home(rig, rig.overdue[0])
+    settle(rig)
+    told, ending = ended(rig, "a")
+    assert (told.tokens, ending.reason) == (right_tokens(rig, 6), FinishReason.LENGTH)
+    assert rig.engine.snapshot(rig.clock()).counters["stale_completions"] == 1
+    assert rig.generations == {("s0", 2)}
+    rig.assert_nothing_held()
+
+
+def test_old_generation_seen_in_a_new_wait_is_counted_and_waited_past(make: Make) -> None:
+    """The board answers a new job's wait with an old job's completion: the new one is not failed for it."""
+    rig = lost_job(make)
+    job, old = rig.jobs.popleft(), rig.overdue[0].ticket
+    stray = completion_step(job, 0, JobStatus(old, old.generation, StatusKind.DONE), rig.clock())
+    assert isinstance(stray, Stray)
+    rig.post(stray.event)
+    assert job.lease.state is BufferState.SUBMITTED
+    rig.jobs.appendleft(job)
+    settle(rig)
+    assert ended(rig, "a")[0].tokens == right_tokens(rig, 6)
+    assert rig.engine.snapshot(rig.clock()).counters["stale_completions"] == 1
+    assert rig.engine.snapshot(rig.clock()).sessions[0].generation == 2
+
+
+def test_outlet_learns_of_a_drain_when_it_begins(make: Make) -> None:
+    """Readiness follows `core`, also while a recovery still drains and no order has gone out."""
+    rig = make(Fault(FaultPoint.LOGITS_NAN, at_visit=4))
+    rig.submit("bad", ids_of(rig, 1), 9)
+    rig.submit("good", ids_of(rig, 2), 9)
+    while rig.engine.snapshot(rig.clock()).sessions[0].state is GenerationState.READY:
+        rig.retire_one()
+    assert rig.outlet.sessions[0].state is rig.engine.snapshot(rig.clock()).sessions[0].state
+
+
+def test_board_that_spoils_buffers_again_and_again_costs_a_bounded_number(make: Make) -> None:
+    rig = make(Fault(FaultPoint.BUFFER_RESET_FAILS, times=1000))
+    pool = rig.steps.ports["s0"].pool
+    rig.submit("a", ids_of(rig), 60)
+    for _ in range(QUARANTINE_LIMIT + 1):
+        rig.retire_one()
+    assert len(pool.quarantined) == QUARANTINE_LIMIT + 1
+    assert not rig.jobs
+    assert rig.engine.snapshot(rig.clock()).sessions[0].state is not GenerationState.READY

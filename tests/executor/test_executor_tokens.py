@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from executor_rig import ExecutorRig
 from harness import Hand, prompt
 
+from calserve.core.config import SchedulerConfig
 from calserve.core.outcomes import FinishReason, RefusalKind
 from calserve.sampling.params import SamplingParams
 
@@ -98,7 +101,7 @@ def test_executor_alone_equals_batched_with_1_to_16_mates_in_every_position(rig:
     lanes = rig.package.max_lanes
     for mates in range(1, lanes):
         others = [prompt(rig.package, 3 + 5 * m % 37, salt=m) for m in range(mates)]
-        for position in {0, mates // 2, mates}:
+        for position in range(mates + 1) if mates in (1, lanes - 1) else (0, mates // 2, mates):
             batch = [*others[:position], ids, *others[position:]]
             assert rig.run(batch, 10)[position] == alone, f"{mates} mates, position {position}"
     rig.assert_nothing_held()
@@ -115,12 +118,22 @@ def test_executor_sampled_request_does_not_depend_on_its_mates(rig: ExecutorRig)
     assert rig.outlet.told["mine"].tokens == alone
 
 
-def test_executor_two_sequences_alternated_for_1000_tokens_stay_apart(rig: ExecutorRig) -> None:
-    """Turn by turn: while one decodes the other is there, and each gets the tokens it gets alone."""
-    count = min(1000, rig.package.context - 40)
-    first, second = prompt(rig.package, 5, salt=1), prompt(rig.package, 30, salt=2)
-    alone = [rig.run([ids], count)[0] for ids in (first, second)]
-    assert rig.run([first, second], count) == alone
+def test_executor_two_sequences_alternated_for_1000_tokens_stay_apart(
+    make_rig: Callable[[SchedulerConfig | None], ExecutorRig],
+) -> None:
+    """One row a job, so that the two take turns: each gets the tokens it gets alone, round after round."""
+    rig = make_rig(SchedulerConfig(profiles=(1,)))
+    count, told = min(500, rig.package.context - 40), 0
+    for turn in range(-(-1000 // (2 * count))):
+        first, second = prompt(rig.package, 5, salt=2 * turn), prompt(rig.package, 30, salt=2 * turn + 1)
+        alone = [rig.run([ids], count)[0] for ids in (first, second)]
+        seen = len(rig.specs)
+        assert rig.run([first, second], count) == alone
+        turns = [job.spec.rows[0].request for job in rig.specs[seen:]]
+        assert all(len(job.spec.rows) == 1 for job in rig.specs[seen:])
+        assert sum(a != b for a, b in pairwise(turns)) > count // 8, "they must take turns"
+        told += 2 * count
+    assert told >= 1000
     rig.assert_nothing_held()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from calserve.core.engine import Engine
 from calserve.core.events import Load
 from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
-from calserve.executor.executor import BoardExecutor, ExecutorParts
+from calserve.executor.executor import EXIT_BROKEN_INVARIANT, BoardExecutor, ExecutorParts
 from calserve.observe.metrics import Metrics
 from calserve.observe.requests import Measures
 from calserve.package.reader import open_package
@@ -80,15 +82,11 @@ def run_serve(options: ServeOptions) -> int:
     except (OSError, OverflowError) as error:
         detail = getattr(error, "strerror", None) or str(error)
         raise Refusal(f"Cannot listen on {options.host} port {options.port}: {detail}.") from None
-    board = open_board(package.board, options.chips)
-    try:
+    with closing(listening), closing(open_board(package.board, options.chips)) as board:
         check_proofs(config.scheduler, _proven(board))
         sessions = load_options(package, options.chips, config.scheduler.max_in_flight)
         parts = Parts(package, served, config, board, sessions, listening, started)
         return _run_loop(parts, progress, int(options.drain_s * 1e9))
-    finally:
-        listening.close()
-        board.close()
 
 
 def _run_loop(parts: Parts, progress: Progress, drain_ns: int) -> int:
@@ -119,6 +117,7 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
     for name in parts.sessions:
         executor.post(Load(name, parts.served.alias, parts.package.hash))
     announcing = asyncio.create_task(_announce(parts, bridge, service, progress))
+    code = EXIT_BROKEN_INVARIANT
     try:
         code = await serve(app, service, parts.listening, drain_ns)
         failure = announcing.result() if announcing.done() and not announcing.cancelled() else None
@@ -127,7 +126,10 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
         return code
     finally:
         announcing.cancel()
-        executor.close()
+        if not executor.close():
+            # A thread is held by a board that does not answer. Unwinding would wait for it too.
+            logging.shutdown()
+            os._exit(code)
 
 
 async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Progress) -> str | None:

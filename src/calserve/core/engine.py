@@ -12,6 +12,7 @@ from calserve.core.commands import Command
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import (
     Cancel,
+    CancelCause,
     ClientStalled,
     Configured,
     Event,
@@ -31,12 +32,13 @@ from calserve.core.events import (
     Validated,
     Warmed,
 )
-from calserve.core.faults import FAULT_RULES, Aftermath
+from calserve.core.faults import Aftermath, after_failure, after_refusal
 from calserve.core.flight import Job
 from calserve.core.outbox import Outbox
-from calserve.core.outcomes import FaultClass, FinishReason, Refusal, RefusalKind, Usage
+from calserve.core.outcomes import FinishReason, Refusal, RefusalKind, Usage
 from calserve.core.session import Session
 from calserve.core.snapshot import EngineSnapshot
+from calserve.core.states import GenerationState
 from calserve.core.supervisor import Supervisor
 from calserve.core.views import session_view
 
@@ -91,6 +93,10 @@ class Engine:
         """Full scan; raises AssertionError naming the invariant. Call between `handle` calls."""
         invariants.check(self.supervisor, self._out.counters, self._now_ns)
 
+    def session_states(self) -> tuple[tuple[str, int, GenerationState], ...]:
+        """(session, generation, state) of each session: cheap enough to compare after every event."""
+        return tuple((s.name, s.generation, s.state) for s in self.supervisor.sessions.values())
+
     def snapshot(self, now_ns: int) -> EngineSnapshot:
         views = tuple(session_view(s, now_ns) for s in self.supervisor.sessions.values())
         return EngineSnapshot(views, dict(self._out.counters))
@@ -103,8 +109,10 @@ class Engine:
                 self._on_job_event(event, now_ns)
             case Submit():
                 self._on_submit(event, now_ns)
-            case Cancel() | ClientStalled():
-                self._on_cancel(event.request)
+            case Cancel():
+                self._on_cancel(event.request, event.cause)
+            case ClientStalled():
+                self._on_cancel(event.request, CancelCause.STALLED)
             case Tick():
                 pass
             case _:
@@ -156,9 +164,9 @@ class Engine:
         else:
             target.worker.roster.accept(event, now_ns)
 
-    def _on_cancel(self, request: str) -> None:
-        if not any(session.worker.roster.cancel(request) for session in self.supervisor.sessions.values()):
-            self._out.count("unknown_cancels")
+    def _on_cancel(self, request: str, cause: CancelCause) -> None:
+        found = any(session.worker.roster.cancel(request) for session in self.supervisor.sessions.values())
+        self._out.count("cancels_" + cause.value if found else "unknown_cancels")
 
     # --- jobs -------------------------------------------------------------------------------------------
 
@@ -186,13 +194,14 @@ class Engine:
 
     def _on_job_fault(self, session: Session, job: Job, event: JobFailed | PrepareFailed, now_ns: int) -> None:
         failure = event.failure
-        then = FAULT_RULES[failure.fault].then
         self._out.count("faults_" + failure.fault.value)
         if isinstance(event, JobFailed):
             session.worker.job_failed(job, failure)
-        elif session.worker.job_unstarted(job, failure, now_ns):
-            then = Aftermath.RECOVER
+            then = after_failure(failure.fault)
+        else:
+            then = after_refusal(failure.fault)
+            if session.worker.job_unstarted(job, failure, now_ns):
+                self._out.count("retries_exhausted")
+                then = Aftermath.RECOVER
         session.job_returned()
-        if then is Aftermath.RECOVER and failure.fault is FaultClass.TRANSIENT:
-            self._out.count("retries_exhausted")
         session.fault(failure, then, now_ns)

@@ -37,6 +37,13 @@ class SubmittedJob:
     is_overdue: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A completion of a generation that is gone: told to `core` to be counted; the job itself is waited on again."""
+
+    event: JobFailed
+
+
 @dataclass(slots=True)
 class Completed:
     """A retired job on its way back to the engine thread. deliveries: by spec row; None where nothing was said."""
@@ -47,9 +54,15 @@ class Completed:
     deliveries: list[Delivery | None] = field(default_factory=list)
 
 
-def completion_step(job: SubmittedJob, code: Code, status: JobStatus | None, ended_ns: int) -> Completed | JobOverdue:
-    """What `wait` returned, turned into a completion, or into JobOverdue when the device still owns the job."""
+Outcome = Completed | JobOverdue | Stray
+
+
+def completion_step(job: SubmittedJob, code: Code, status: JobStatus | None, ended_ns: int) -> Outcome:
+    """What `wait` returned, turned into a completion; JobOverdue or Stray when the device still owns the job."""
     spec = job.spec
+    if status is not None and status.generation < spec.generation:
+        late = failure("status", CalCode.UNKNOWN, "a completion of an older generation")
+        return Stray(JobFailed(status.ticket.job, status.generation, late))
     if code == CalCode.TIMEOUT:
         job.is_overdue = True
         return JobOverdue(spec.job, spec.generation)

@@ -28,9 +28,8 @@ from calserve.core.commands import (
 from calserve.core.engine import Engine
 from calserve.core.events import Event, JobFailed, JobSubmitted, KvReleased, PrepareFailed
 from calserve.core.job import JobSpec, Row
-from calserve.core.outcomes import Failure, FaultClass
-from calserve.core.states import BufferEvent
-from calserve.core.worker import KV_STAGE
+from calserve.core.outcomes import KV_STAGE, Failure, FaultClass
+from calserve.core.states import BufferEvent, GenerationState
 from calserve.executor.clock import Clock
 from calserve.executor.completion import Completed, SubmittedJob
 from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder
@@ -58,9 +57,15 @@ class SessionPort:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Where orders go: to the completion thread of a session, to the lifecycle thread."""
+    """Where orders go: to the completion thread of a session's generation, to the lifecycle thread.
 
-    to_completion: Callable[[str, SubmittedJob], None]
+    A generation has a completion thread of its own, opened when its session is adopted and closed when the session
+    goes: one that still waits for a job that never came back must not stand in the way of the next generation's.
+    """
+
+    to_completion: Callable[[SubmittedJob], None]
+    open_completion: Callable[[str, int], None]
+    close_completion: Callable[[str, int], None]
     to_lifecycle: Callable[[LifecycleOrder], None]
 
 
@@ -79,6 +84,7 @@ class EngineSteps:
     ports: dict[str, SessionPort] = field(default_factory=dict)
     sequences: dict[str, Sequence | None] = field(default_factory=dict)  # None: in a job
     origins: dict[str, Origin] = field(default_factory=dict)  # to start over when a job never came back
+    told: tuple[tuple[str, int, GenerationState], ...] = ()  # session states, as the outlet knows them
     kv_blocked: set[str] = field(default_factory=set)  # sessions whose board said it has no KV to give yet
 
     def take(self, message: Message) -> None:
@@ -93,7 +99,6 @@ class EngineSteps:
             case LifecycleDone():
                 self._adopt(message)
                 self._turn(message.event, {})
-                self._tell_sessions()
             case Inspect():
                 message.reply(self.engine.snapshot(self.clock()))
             case _:
@@ -105,7 +110,6 @@ class EngineSteps:
         return None if due is None else max(0, due - self.clock())
 
     def _turn(self, event: Event, said: dict[tuple[int, int], Delivery]) -> None:
-        batch: list[Delivery | Ending] = []
         later: list[Command] = []
         facts: deque[Event] = deque((event,))
         while facts:
@@ -121,8 +125,15 @@ class EngineSteps:
                     self._release_lane(command, facts)
                 else:
                     later.append(command)
-        changed = False
-        for command in later:
+        self._tell(later, said)
+        for port in self.ports.values():
+            port.last_ended_ns = 0  # the board's idle time counts only where work followed at once
+
+    def _tell(self, commands: list[Command], said: dict[tuple[int, int], Delivery]) -> None:
+        """Clients, the lifecycle thread, whoever watches the sessions; an Exit last of all."""
+        batch: list[Delivery | Ending] = []
+        ends: list[Exit] = []
+        for command in commands:
             match command:
                 case Emit():
                     delivery = said.get((command.job, command.row))
@@ -135,24 +146,17 @@ class EngineSteps:
                         Ending(command.request, command.reason, command.usage, command.refusal, command.failure)
                     )
                 case Exit():
-                    self._flush(batch)
-                    batch = []
-                    self.outlet.exit(command.code, command.reason)
+                    ends.append(command)
                 case _:
-                    changed = True
                     self._order(command)
-        self._flush(batch)
-        if changed:
-            self._tell_sessions()
-        for port in self.ports.values():
-            port.last_ended_ns = 0  # the board's idle time counts only where work followed at once
-
-    def _flush(self, batch: list[Delivery | Ending]) -> None:
         if batch:
             self.outlet.deliver(batch)
-
-    def _tell_sessions(self) -> None:
-        self.outlet.sessions_changed(self.engine.snapshot(self.clock()).sessions)
+        states = self.engine.session_states()
+        if states != self.told:
+            self.told = states
+            self.outlet.sessions_changed(self.engine.snapshot(self.clock()).sessions)
+        for end in ends:
+            self.outlet.exit(end.code, end.reason)
 
     # jobs
 
@@ -183,7 +187,7 @@ class EngineSteps:
         port.last_ended_ns = 0
         sequences = [self._lend(row.request) for row in spec.rows]
         job = SubmittedJob(spec, port.session, contract, ticket, lease, sequences)
-        self.ways.to_completion(spec.session, job)
+        self.ways.to_completion(job)
         return JobSubmitted(spec.job, spec.generation, idle)
 
     def _apply_kv(self, port: SessionPort, spec: JobSpec) -> Failure | None:
@@ -225,13 +229,15 @@ class EngineSteps:
     def _retire(self, done: Completed) -> dict[tuple[int, int], Delivery]:
         """Take back what travelled with the job; a sequence whose request ended meanwhile is dropped."""
         job = done.job
-        for sequence in job.sequences:
-            if self.sequences.get(sequence.request, sequence) is None:
-                self.sequences[sequence.request] = sequence
         port = self.ports.get(job.spec.session)
         if port is None or port.generation != job.spec.generation:
-            job.lease.step(BufferEvent.QUARANTINE)  # its pool is gone; the memory goes with the old session
-        elif isinstance(done.event, JobFailed):
+            # Its pool is gone, and so are its sequences: a request that goes on has started over with a new one.
+            job.lease.step(BufferEvent.QUARANTINE)
+            return {}
+        for sequence in job.sequences:
+            if sequence.request in self.sequences:
+                self.sequences[sequence.request] = sequence
+        if isinstance(done.event, JobFailed):
             port.pool.quarantine(job.lease)
         else:
             port.last_ended_ns = done.ended_ns
@@ -260,12 +266,15 @@ class EngineSteps:
             session = done.session
             generation = getattr(done.event, "generation", 0)
             self.ports[session.name] = SessionPort(session, generation, BufferPool(session, self.jobs_kept))
+            self.ways.open_completion(session.name, generation)
 
     def _order(self, command: Command) -> None:
         session = None
         if isinstance(command, Release | Reset):
             port = self.ports.pop(command.session, None)
-            session = port.session if port is not None else None
+            if port is not None:
+                session = port.session
+                self.ways.close_completion(command.session, port.generation)
         assert isinstance(command, Validate | Configure | Warm | Release | Reset)
         self.ways.to_lifecycle(LifecycleOrder(command, session))
 

@@ -18,6 +18,10 @@ from calserve.runtime.errors import CalCode
 _log = logging.getLogger(__name__)
 
 
+# Sets of buffers kept out of use in one generation; a board that spoils more is not fit to go on with.
+QUARANTINE_LIMIT = 4
+
+
 @dataclass(frozen=True, slots=True)
 class PoolKey:
     """What buffers must match to be reused (seed 000, section 4.1)."""
@@ -55,7 +59,7 @@ class BufferPool:
     """Buffers of one session. Called on the engine thread only.
 
     Invariant: free + leased + quarantined = allocated. Allocation happens on first use of a key and stays within
-    `limit` per key, which bounds memory.
+    `limit` per key, quarantined ones within `QUARANTINE_LIMIT`, which bounds memory.
     """
 
     session: Session
@@ -66,7 +70,12 @@ class BufferPool:
     quarantined: list[Lease] = field(default_factory=list)
 
     def take(self, key: PoolKey) -> tuple[Code, Lease | None]:
-        """A clean lease in state Preparing, or the code that says why there is none (17: all are in use)."""
+        """A clean lease in state Preparing, or the code that says why there is none.
+
+        17: all are in use. 24: so many were quarantined that only a new generation helps.
+        """
+        if len(self.quarantined) > QUARANTINE_LIMIT:
+            return CalCode.MAP_BROKEN, None
         ready = self.free.get(key)
         if ready:
             lease = ready.pop()
@@ -88,9 +97,8 @@ class BufferPool:
         self.leased -= 1
         code = lease.buffers.undo_slices() or lease.buffers.reset()
         if code:
-            lease.step(BufferEvent.QUARANTINE)
-            self.quarantined.append(lease)
-            self.allocated[lease.key] -= 1
+            _log.warning("buffers of %s could not be cleaned (code %d) and are quarantined", lease.key.graph, code)
+            self._put_away(lease)
             return code
         lease.step(BufferEvent.GIVE_UP if was_prepared_only else BufferEvent.GIVE_BACK)
         self.free.setdefault(lease.key, []).append(lease)
@@ -99,6 +107,9 @@ class BufferPool:
     def quarantine(self, lease: Lease) -> None:
         """The device may still write this memory, or wrote it wrongly: keep it, never reuse it."""
         self.leased -= 1
+        self._put_away(lease)
+
+    def _put_away(self, lease: Lease) -> None:
         lease.step(BufferEvent.QUARANTINE)
         self.quarantined.append(lease)
         self.allocated[lease.key] -= 1

@@ -44,6 +44,10 @@ def warm_session(
 ) -> tuple[StepTime, ...] | Failure:
     """Run every golden, then time each graph. Returns step times per graph, or the first failure."""
     rig = _Rig(session, generation, clock)
+    tiled = next((graph for graph in session.graphs.values() if graph.logits_tile != 1), None)
+    if tiled is not None:
+        wrong = f"graph {tiled.name} has logits in tiles of {tiled.logits_tile}, which are not read here"
+        return Failure("warm", CalCode.NOT_SUPPORTED, FaultClass.ARTIFACT, wrong)
     try:
         for golden in package.goldens:
             _check_golden(rig, golden, package.golden_tolerance)
