@@ -23,19 +23,23 @@ help:
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "calserve needs Python 3.11 or newer; set PYTHON="; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "could not make $(VENV); on Debian install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "could not make $(VENV); on Debian install python3-venv"; exit 1; }
 
 # Stamps hold what is installed, so that a second start installs and fetches nothing.
 $(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
+	@echo "installing calserve into $(VENV) (some 250 MB, once)"
 	$(PIP) install -q -e '.[pack]'
 	@touch $@
 
 $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
+	@echo "installing calserve and its test tools into $(VENV) (once)"
 	$(PIP) install -q -e '.[pack,test,lint]'
 	@touch $@ $(VENV)/.serve-stamp
 
 $(MODELS)/$(MODEL)/checksums.sha256: | $(VENV)/.serve-stamp
-	$(BIN)/calserve pack "$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources)" -o $(MODELS)/$(MODEL) --alias $(MODEL)
+	@source=$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources) && \
+	  $(BIN)/calserve pack "$$source" -o $(MODELS)/$(MODEL) --alias $(MODEL)
 
 serve: $(VENV)/.serve-stamp $(MODELS)/$(MODEL)/checksums.sha256
 	@exec $(BIN)/calserve serve --model $(MODELS)/$(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
@@ -51,8 +55,8 @@ lint: $(VENV)/.test-stamp
 	$(BIN)/mypy
 
 bench: $(VENV)/.test-stamp $(MODELS)/$(MODEL)/checksums.sha256
-	$(BIN)/calserve bench --model $(MODELS)/$(MODEL) \
-	  --source "$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources)" $(ARGS)
+	@source=$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources) && \
+	  $(BIN)/calserve bench --model $(MODELS)/$(MODEL) --source "$$source" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -279,3 +279,12 @@ def test_pack_graph_unlike_its_source_refused(tiny_gguf: Path, tmp_path: Path, m
     step = BUILD.PagedLoop.step
     monkeypatch.setattr(BUILD.PagedLoop, "step", lambda *args: np.roll(step(*args), 1, axis=0))
     assert refusal(tiny_gguf, tmp_path / "p").fault.rule == "agreement"
+
+
+def test_pack_clears_what_a_killed_pack_left_and_nothing_of_a_running_one(tiny_gguf: Path, tmp_path: Path) -> None:
+    dead, alive = tmp_path / ".p.packing-999999999-x", tmp_path / f".p.packing-{os.getppid()}-y"
+    dead.mkdir()
+    alive.mkdir()
+    pack(tiny_gguf, tmp_path / "p", PackOptions(context=512, weights="fp16", numerics="exact"), SilentProgress())
+    assert not dead.exists()
+    assert alive.exists()

@@ -16,6 +16,8 @@ from server_rig import Server
 pytestmark = pytest.mark.slow
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "the", "temperature": 0, "ignore_eos": True}
+# All 16 lanes to the end of the context: seconds of work, which a signal or a cancel comes well before the end of.
+LONG: dict[str, Any] = {**BODY, "max_tokens": 480, "n": 16, "stream": True}
 
 
 def gauge(server: Server, name: str) -> float:
@@ -74,13 +76,14 @@ def test_200_random_disconnects_leave_nothing_reserved_and_the_server_up(tiny_se
 
 
 def test_delete_ends_a_request_and_unknown_ids_are_404(tiny_server: Server) -> None:
-    body = {**BODY, "max_tokens": 480, "stream": True}
-    with httpx.stream("POST", f"{tiny_server.base}/v1/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{tiny_server.base}/v1/completions", json=LONG, timeout=60) as answer:
         lines = answer.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
         assert httpx.delete(f"{tiny_server.base}/internal/requests/{first['id']}").is_success
         rest = [line for line in lines if line]
-    assert "error" in rest[-1] or rest[-1] == "data: [DONE]"
+    # A stream that ran to its end would close with [DONE]: this one did not, and says why.
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "cancelled"
+    assert "data: [DONE]" not in rest
     assert httpx.delete(f"{tiny_server.base}/internal/requests/{first['id']}").status_code == 404
     until_idle(tiny_server)
 
@@ -90,8 +93,7 @@ def test_sigterm_ends_readiness_at_once_tells_streams_and_exits_0(tiny_server: S
     began = threading.Event()
 
     def read() -> None:
-        body = {**BODY, "max_tokens": 100, "stream": True}
-        with httpx.stream("POST", f"{tiny_server.base}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{tiny_server.base}/v1/completions", json=LONG, timeout=60) as answer:
             for line in answer.iter_lines():
                 told.append(line)
                 began.set()
@@ -99,13 +101,23 @@ def test_sigterm_ends_readiness_at_once_tells_streams_and_exits_0(tiny_server: S
     reader = threading.Thread(target=read)
     reader.start()
     assert began.wait(60)
-    assert httpx.get(f"{tiny_server.base}/health/ready").status_code == 200
-    code, said = tiny_server.stop()
+    with httpx.Client(base_url=tiny_server.base) as operator:
+        assert operator.get("/health/ready").status_code == 200
+        tiny_server.process.terminate()
+        answers = (operator.get("/health/ready") for _ in range(20_000))
+        drained = next(answer for answer in answers if answer.status_code != 200)
+        told_by_then = len(told)
+        assert (drained.status_code, drained.json()) == (503, {"status": "draining"})
+        assert operator.post("/v1/completions", json={**BODY, "max_tokens": 2}).status_code == 503
     reader.join(60)
+    code, said = tiny_server.stop()
     assert code == 0
     assert "Traceback" not in said
     lines = [line for line in told if line]
-    assert lines[-1] == "data: [DONE]" or "error" in lines[-1]
+    # Readiness had ended while the stream was still open, and the stream went on to an end of its own.
+    assert len(told) > told_by_then
+    assert not any(line == "data: [DONE]" or '"error"' in line for line in told[:told_by_then])
+    assert lines[-1] == "data: [DONE]" or '"error"' in lines[-1]
 
 
 def test_ordinary_routes_show_no_chips_paths_or_addresses(tiny_server: Server) -> None:

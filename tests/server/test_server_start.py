@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,36 @@ def test_two_chips_serve_one_model_from_two_sessions(start_server: Start, tiny_p
     import httpx
 
     server: Server = start_server(tiny_package, "--chips", "2")
-    body = {"model": "tiny", "prompt": "the", "max_tokens": 8, "temperature": 0}
-    with httpx.Client(base_url=server.base) as client:
-        texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(4)}
-    assert len(texts) == 1
+    body = {"model": "tiny", "prompt": "the", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "n": 32}
+    answers: list[httpx.Response] = []
+    with httpx.Client(base_url=server.base, timeout=120) as client:
+        asking = threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=body)))
+        asking.start()
+        seen = [shown(httpx.get(f"{server.base}/metrics").text)]
+        while asking.is_alive():
+            seen.append(shown(httpx.get(f"{server.base}/metrics").text))
+        asking.join()
+    # The package has 16 lanes and a session one job at a time: more of either is the second session at work.
+    assert {(view["ready"], view["lanes"]) for view in seen} == {(2, 32)}
+    assert max(view["running"] for view in seen) == 32
+    assert max(view["jobs"] for view in seen) == 2
+    choices = answers[0].json()["choices"]
+    assert len(choices) == 32
+    assert len({choice["text"] for choice in choices}) == 1
     assert server.stop()[0] == 0
+
+
+def shown(metrics: str) -> dict[str, float]:
+    """What `/metrics` shows of all sessions together."""
+
+    def total(name: str) -> float:
+        lines = [line for line in metrics.splitlines() if line.startswith(f"calserve_{name}")]
+        assert lines, name
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    return {
+        "ready": total('model_state{model_name="tiny",state="ready"}'),
+        "lanes": total("lanes{"),
+        "running": total("num_requests_running"),
+        "jobs": total("jobs_in_flight"),
+    }

@@ -21,10 +21,12 @@ from calserve.cli.boards import load_options, open_board
 from calserve.cli.refusals import Refusal
 from calserve.core.engine import Engine
 from calserve.core.events import Load
+from calserve.core.outcomes import Failure
 from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
 from calserve.executor.executor import EXIT_BROKEN_INVARIANT, BoardExecutor, ExecutorParts
 from calserve.observe.metrics import Metrics
+from calserve.observe.record_log import RecordLog
 from calserve.observe.requests import Measures
 from calserve.package.reader import open_package
 from calserve.progress import Progress, choose_progress
@@ -73,7 +75,7 @@ def run_serve(options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options.config, os.environ, options.overrides)
     progress = choose_progress()
-    with progress.step("checking the package"):
+    with progress.step("Checking the package"):
         package = open_package(options.model)
     check_profiles(config.scheduler, package.profiles)
     served = _served_model(package, config.model_alias or package.model)
@@ -107,7 +109,7 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
             open_package=catalogue.open_package,
             options=parts.sessions,
             clock=time.monotonic_ns,
-            recorders=(measures,),
+            recorders=(measures, RecordLog()),
         )
     )
     bridge.connect(executor.post)
@@ -120,9 +122,8 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
     code = EXIT_BROKEN_INVARIANT
     try:
         code = await serve(app, service, parts.listening, drain_ns)
-        failure = announcing.result() if announcing.done() and not announcing.cancelled() else None
-        if failure:
-            raise Refusal(failure)
+        if announcing.done():
+            announcing.result()  # raises the refusal when the model could not be loaded
         return code
     finally:
         announcing.cancel()
@@ -132,19 +133,26 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
             os._exit(code)
 
 
-async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Progress) -> str | None:
-    """Say when every session is Ready and how to try it. A failed one ends the process; its sentence is returned."""
-    with progress.step(f"loading {parts.served.alias} on {parts.package.board}"):
+async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Progress) -> None:
+    """Say when every session is Ready and how to try it. A failed one ends the service and raises Refusal."""
+    with progress.step(f"Loading {parts.served.alias} on {parts.package.board}"):
         while len(views := bridge.sessions) < len(parts.sessions) or not _settled(views):
             await bridge.wait_sessions_changed()
-    failed = [view for view in views if view.state is GenerationState.FAILED]
-    if failed:
-        service.begin_shutdown(0)
-        failure = failed[0].failure
-        return f"{parts.served.alias} could not be loaded: {(failure and failure.detail) or 'unknown reason'}"
+        failed = [view for view in views if view.state is GenerationState.FAILED]
+        if failed:
+            service.begin_shutdown(0)
+            raise Refusal(_load_failure(parts.served.alias, failed[0].failure))
     _settle_garbage()
     print(_ready_text(parts, views), flush=True)
-    return None
+
+
+def _load_failure(alias: str, failure: Failure | None) -> str:
+    """One sentence of what the board said; of a library's many lines the last is the reason."""
+    if failure is None:
+        return f"{alias} could not be loaded."
+    lines = [line.strip() for line in failure.detail.splitlines() if line.strip()]
+    reason = lines[-1][:300].rstrip(".") if lines else "no reason was given"
+    return f"{alias} could not be loaded: {failure.stage} failed with code {failure.code}: {reason}."
 
 
 def _settle_garbage() -> None:
@@ -179,7 +187,10 @@ def _ready_text(parts: Parts, views: tuple[SessionView, ...]) -> str:
 
 
 def _served_model(package: BoardPackage, alias: str) -> ServedModel[BoardPackage]:
-    tokenizer = Tokenizer.from_file(package.files["tokenizer"], eos_ids=package.eos_token_ids)
+    try:
+        tokenizer = Tokenizer.from_file(package.files["tokenizer"], eos_ids=package.eos_token_ids)
+    except ValueError as error:
+        raise Refusal(f"{package.root}: {error}") from None
     text = package.files["chat_template"].read_text(encoding="utf-8")
     names = {"eos_token": tokenizer.decode(package.eos_token_ids[:1], skip_special=False)}
     template = ChatTemplate(text, names) if text else None

@@ -112,6 +112,5 @@ def _read_rows(
         sampled = choice.error is None
         results[i] = RowResult(advance.end, int(sampled))
         if sampled:
-            kept = (choice,) if sequence.keeps_choices else ()
-            deliveries[i] = Delivery(sequence.request, advance.text, (choice.token,), kept)
+            deliveries[i] = Delivery(sequence.request, advance.text, (choice.token,), advance.choices, advance.offsets)
     return tuple(results), deliveries

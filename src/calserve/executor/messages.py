@@ -38,12 +38,17 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Text for one request from one row of one job. `tokens` ids sampled; `choices` only when logprobs were asked."""
+    """Text for one request from one row of one job, with the ids that were sampled.
+
+    choices: of the tokens whose text has left by now, only when log-probabilities were asked for. offsets: parallel,
+    the character of the request's output text at which each of these tokens' text begins.
+    """
 
     request: str
     text: str
     tokens: tuple[int, ...]
     choices: tuple[Choice, ...] = ()
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

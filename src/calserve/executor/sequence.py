@@ -22,9 +22,9 @@ from calserve.text.tokenizer import Tokenizer
 class GenerationParams:
     """How a request generates. `max_new_tokens` is already resolved against the context.
 
-    vocab_size: width of the logits, not the tokenizer's size. min_tokens: ending tokens are suppressed before this
-    many were generated. ignore_eos: end-of-text never ends the request. eos_ids end silently; stop_token_ids
-    likewise, and both count as generated.
+    vocab_size: width of the logits, not the tokenizer's size. min_tokens: before this many were generated, ending
+    tokens are suppressed and stop strings not looked for. ignore_eos: end-of-text never ends the request. eos_ids
+    end silently; stop_token_ids likewise, and both count as generated.
     """
 
     sampling: SamplingParams
@@ -39,10 +39,23 @@ class GenerationParams:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What one sampled token did: the end it brought and the text that may leave now."""
+    """What one sampled token did: the end it brought, and what may leave now.
+
+    choices, offsets: log-probabilities of the tokens whose text has left, where they were asked for; see `Delivery`.
+    """
 
     end: RowEnd
     text: str
+    choices: tuple[Choice, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+
+class _Held(NamedTuple):
+    """A choice until its text has left: characters begin .. end of the output."""
+
+    choice: Choice
+    begin: int
+    end: int
 
 
 class Origin(NamedTuple):
@@ -59,7 +72,18 @@ class Sequence:
     left so far is a prefix of the text of the whole output. One owner at a time.
     """
 
-    __slots__ = ("_ends", "_text", "generated", "origin", "params", "prompt", "request", "sampler")
+    __slots__ = (
+        "_ends",
+        "_held",
+        "_released",
+        "_text",
+        "generated",
+        "origin",
+        "params",
+        "prompt",
+        "request",
+        "sampler",
+    )
 
     def __init__(self, request: str, prompt: Many[int], params: GenerationParams, tokenizer: Tokenizer) -> None:
         self.origin = Origin(request, tuple(prompt), params, tokenizer)
@@ -75,14 +99,11 @@ class Sequence:
             params.min_tokens,
         )
         self._text = TextStream(tokenizer, params.stops)
+        self._released = 0  # characters that left
+        self._held: list[_Held] = []
         self._ends = dict.fromkeys(params.stop_token_ids, RowEnd.STOP_TOKEN)
         if not params.ignore_eos:
             self._ends |= dict.fromkeys(params.eos_ids, RowEnd.EOS)
-
-    @property
-    def keeps_choices(self) -> bool:
-        """Whether log-probabilities travel with the text."""
-        return self.params.sampling.logprobs is not None
 
     def tokens(self, first: int, count: int) -> Many[int]:
         """Ids at positions first .. first+count-1 of prompt + output. All of them exist when a job is planned."""
@@ -99,12 +120,36 @@ class Sequence:
             return Advance(RowEnd.UNUSABLE if choice.is_own_fault else RowEnd.ERROR, "")
         self.generated.append(choice.token)
         self.sampler.accept(choice.token)
-        end = self._ends.get(choice.token, RowEnd.NONE)
+        begin = self._text.decoded
+        end, text = self._take_text(choice.token)
+        self._released += len(text)
+        if self.params.sampling.logprobs is None:
+            return Advance(end, text)
+        self._held.append(_Held(choice, begin, self._text.decoded))
+        leaving = self._leaving(end)
+        return Advance(end, text, tuple(held.choice for held in leaving), tuple(held.begin for held in leaving))
+
+    def _take_text(self, token: int) -> tuple[RowEnd, str]:
+        end = self._ends.get(token, RowEnd.NONE)
         if end is not RowEnd.NONE:
-            return Advance(end, self._text.finish())
-        piece = self._text.push(choice.token)
+            return end, self._text.finish().text
+        # As for ending tokens: what would end the output counts only after the tokens it must have.
+        piece = self._text.push(token, is_matched=len(self.generated) > self.params.min_tokens)
         if piece.stopped:
-            return Advance(RowEnd.STOP_STRING, piece.text)
-        if len(self.generated) >= self.params.max_new_tokens:
-            return Advance(RowEnd.NONE, piece.text + self._text.finish())
-        return Advance(RowEnd.NONE, piece.text)
+            return RowEnd.STOP_STRING, piece.text
+        if len(self.generated) < self.params.max_new_tokens:
+            return RowEnd.NONE, piece.text
+        last = self._text.finish()
+        return RowEnd.STOP_STRING if last.stopped else RowEnd.NONE, piece.text + last.text
+
+    def _leaving(self, end: RowEnd) -> list[_Held]:
+        """Choices that may be shown: those of released text, so that a stop string does not leave by this door."""
+        if end is RowEnd.STOP_STRING:
+            leaving = [held for held in self._held if held.begin < self._released]
+            self._held.clear()
+            return leaving
+        count = len(self._held) if end is not RowEnd.NONE else 0
+        while count < len(self._held) and self._held[count].end <= self._released:
+            count += 1
+        leaving, self._held = self._held[:count], self._held[count:]
+        return leaving

@@ -170,5 +170,5 @@ class Measures:
         measures.prompt_length.observe(request.prompt_tokens)
         measures.output_length.observe(output)
         if output > 1 and request.first_ns:
-            # DESIGN.md section 11: (E2E - TTFT) / (output tokens - 1).
+            # TPOT is (E2E - TTFT) / (output tokens - 1): the first token is not part of it.
             measures.tpot.observe((request.last_ns - request.first_ns) * NS / (output - 1))

@@ -6,6 +6,7 @@ not know packages.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def pull_hub(name: str, cache_dir: Path, progress: Progress) -> Path:
         raise PackageError(
             "hub_missing", "Pulling from a hub needs the extra `hub`: pip install 'calserve[hub]'."
         ) from None
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it would print each of its retries
     repository, wanted = match.groups()
     try:
         with progress.step(f"Fetching {repository}"):

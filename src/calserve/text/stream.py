@@ -28,24 +28,26 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._detokenizer = make_detokenizer(tokenizer)
         self._matcher = StopMatcher(stops) if stops else None
+        self.decoded = 0  # characters of the output so far, those held back included
 
-    @property
-    def stop(self) -> str | None:
-        """The stop string that ended the stream, if one did."""
-        return self._matcher.stop if self._matcher is not None else None
+    def push(self, token: int, *, is_matched: bool = True) -> Piece:
+        """The text that `token` releases; special tokens release none.
 
-    def push(self, token: int) -> Piece:
-        """The text that `token` releases; special tokens release none."""
+        is_matched: False lets the token's text pass unseen by the stop strings. Only before the first one that is
+        matched, so that nothing is held back then.
+        """
         text = self._detokenizer.push(token)
-        if self._matcher is None:
+        self.decoded += len(text)
+        if self._matcher is None or not is_matched:
             return Piece(text)
         match = self._matcher.push(text)
         return Piece(match.text, match.stop is not None)
 
-    def finish(self) -> str:
-        """The rest of the text when the generation ends, for whatever reason; empty after a stop."""
+    def finish(self) -> Piece:
+        """The rest of the text when the generation ends, for whatever reason; nothing after a stop."""
         text = self._detokenizer.flush()
+        self.decoded += len(text)
         if self._matcher is None:
-            return text
+            return Piece(text)
         match = self._matcher.push(text)
-        return match.text if match.stop is not None else match.text + self._matcher.flush()
+        return Piece(match.text, True) if match.stop is not None else Piece(match.text + self._matcher.flush())

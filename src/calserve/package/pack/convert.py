@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 from calserve.package.fault import PackageError
 
 GRAPH_FILE = "openvino_model.xml"
+# Less than this free means that the disk ran full; the converter itself only reports a stream error.
+FULL_BYTES = 64 << 20
 
 
 def convert_f16(f16: Path) -> Path:
@@ -29,6 +32,8 @@ def convert_f16(f16: Path) -> Path:
         with quiet_native_output():
             openvino_genai.LLMPipeline(str(f16), "CPU", enable_save_ov_model=True)
     except RuntimeError as error:
+        if shutil.disk_usage(f16.parent).free < FULL_BYTES:
+            raise PackageError("disk_full", f"The disk ran full while converting in {f16.parent.parent}.") from None
         reason = str(error).strip().splitlines()[-1][:200]
         raise PackageError("convert", f"The converter refused the model: {reason.rstrip('.')}.") from None
     graph = f16.parent / GRAPH_FILE

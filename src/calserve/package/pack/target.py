@@ -8,6 +8,8 @@ checksums are written last, so that even one left by a killed process opens as n
 from __future__ import annotations
 
 import errno
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +37,14 @@ def check_room(target: Path, needed: int) -> None:
         )
 
 
+def _clear_left_behind(target: Path) -> None:
+    """What a pack of this target that was killed left; one whose process still runs is somebody's work."""
+    for left in target.parent.glob(f".{target.name}.packing-*"):
+        owner = re.fullmatch(r".*\.packing-(\d+)-.*", left.name)
+        if owner is not None and not Path(f"/proc/{owner.group(1)}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def new_directory(target: Path, force: bool) -> Iterator[Path]:
     """A directory beside `target` that becomes it at the end, or vanishes.
@@ -50,7 +60,8 @@ def new_directory(target: Path, force: bool) -> Iterator[Path]:
     root = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        root = Path(tempfile.mkdtemp(prefix=f".{target.name}.packing-", dir=target.parent))
+        _clear_left_behind(target)
+        root = Path(tempfile.mkdtemp(prefix=f".{target.name}.packing-{os.getpid()}-", dir=target.parent))
         root.chmod(0o755)
         yield root
         write_checksums(root)
