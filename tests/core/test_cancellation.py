@@ -104,6 +104,19 @@ def test_cancel_in_any_state_twice_tells_once_and_leaves_nothing_reserved(state:
     assert view.lanes_by_state["free"] == view.lanes_total
 
 
+def test_cancel_is_counted_by_its_cause() -> None:
+    rig = Rig().up()
+    for name in ("a", "b", "c", "d"):
+        rig.submit(name)
+    rig.send(Cancel("a", CancelCause.CLIENT_GONE))
+    rig.send(Cancel("b", CancelCause.ASKED))
+    rig.send(Cancel("c", CancelCause.ASKED))
+    rig.send(ClientStalled("d"))
+    rig.send(ClientStalled("d"))
+    counted = {name: count for name, count in rig.counters.items() if name.startswith("cancels_")}
+    assert counted == {"cancels_client_gone": 1, "cancels_asked": 2, "cancels_stalled": 1}
+
+
 def test_cancel_of_an_unknown_name_is_counted_and_nothing_else() -> None:
     rig = Rig().up()
     assert cancel(rig, "nobody") == []

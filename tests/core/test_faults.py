@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from core_rig import EVERYTHING, MS, Rig, fault, paged_facts, submits
 
-from calserve.core.commands import Configure, Release, Reset, ResetScope, Warm
+from calserve.core.commands import Command, Configure, Release, Reset, ResetScope, Warm
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import JobDone, JobOverdue, Load, Released, ResetDone, RowResult, Shutdown, Unload
 from calserve.core.outcomes import FaultClass, RowEnd
@@ -33,9 +35,9 @@ def streaming(rig: Rig | None = None) -> Rig:
 @pytest.mark.parametrize(
     ("kind", "reason", "state"),
     [
-        (F.REQUEST, "internal", G.READY),
-        (F.PROGRAMMING, "internal", G.READY),
-        (F.TRANSIENT, "device_fault", G.READY),
+        (F.REQUEST, "internal", G.RECOVERING),  # its lane is fenced: only a new generation has it again
+        (F.PROGRAMMING, "internal", G.RECOVERING),
+        (F.TRANSIENT, "device_fault", G.RECOVERING),
         (F.LIFECYCLE, "device_fault", G.RECOVERING),
         (F.DEVICE, "device_fault", G.RECOVERING),
         (F.UNKNOWN, "device_fault", G.RECOVERING),
@@ -53,19 +55,37 @@ def test_job_failed_each_class_has_its_end_and_its_aftermath(kind: F, reason: st
     assert any(isinstance(o, Reset) for o in rig.orders) == (state is G.RECOVERING)
 
 
-def test_job_failed_every_row_of_it_suffers_and_its_lanes_are_fenced() -> None:
-    rig = Rig().up()
-    for name in ("a", "b"):
-        rig.submit(name, new=20)
-    while len(rig.spec.rows) < 2:
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (F.REQUEST, "internal"),
+        (F.PROGRAMMING, "internal"),
+        (F.TRANSIENT, "device_fault"),
+        (F.LIFECYCLE, "device_fault"),
+    ],
+)
+def test_job_failed_its_lanes_are_fenced_the_others_end_and_the_generation_is_rebuilt(kind: F, reason: str) -> None:
+    rig = Rig(facts=replace(paged_facts(lanes=2), lanes=3)).up()  # two rows a job, three lanes
+    for name in ("a", "b", "c"):
+        rig.submit(name, new=6)
+    while "c" in rig.rows or len(rig.rows) < 2 or min(row.first_position for row in rig.spec.rows) < 8:
         rig.done()
-    rig.done()
-    rig.failed(F.REQUEST)
-    assert (rig.reason("a"), rig.reason("b")) == ("internal", "internal")
+    fenced = {row.lane: row.kv_units for row in rig.spec.rows}
+    rig.failed(kind)
+    assert (rig.reason("a"), rig.reason("b"), rig.view.state) == (reason, reason, G.DRAINING)
     assert rig.view.lanes_by_state["unknown"] == 2
-    rig.submit("c")
-    assert rig.spec.rows[0].lane == 2
-    assert not {0, 1} & set(rig.spec.rows[0].kv_units)
+    rig.submit("late")
+    assert rig.refusal("late") == ("model_recovering", 0, 0)
+    commands: list[Command] = []
+    while rig.jobs:
+        (row,) = rig.spec.rows
+        assert row.request == "c"
+        assert row.lane not in fenced
+        assert not set(row.kv_units) & {unit for units in fenced.values() for unit in units}
+        commands = rig.done()
+    assert rig.reason("c") == "length"
+    rig.lifecycle(commands)
+    assert (rig.view.state, rig.view.generation, rig.view.lanes_by_state["free"]) == (G.READY, 2, 3)
 
 
 def test_job_failed_when_fenced_lanes_leave_no_room_the_generation_is_rebuilt() -> None:
@@ -122,6 +142,62 @@ def test_prepare_failed_by_the_request_ends_only_that_job_and_frees_its_lanes() 
     rig.submit("r1")
     rig.unprepared(F.REQUEST, stage="csr")
     assert (rig.reason("r1"), rig.view.state, rig.view.lanes_by_state["free"]) == ("internal", G.READY, 4)
+
+
+@pytest.mark.parametrize("kind", [F.LIFECYCLE, F.DEVICE, F.UNKNOWN])
+def test_prepare_failed_that_wants_a_recovery_submits_nothing_more_to_that_generation(kind: F) -> None:
+    rig = streaming()
+    commands = rig.unprepared(kind)
+    assert submits(commands) == []
+    assert (rig.reason("seen"), rig.view.state) == ("device_fault", G.RECOVERING)
+    rig.lifecycle(commands)
+    assert (rig.view.generation, rig.rows) == (2, ["waits"])
+
+
+@pytest.mark.parametrize("stage", ["submit", "kv"])
+@pytest.mark.parametrize("kind", list(F))
+def test_prepare_failed_again_and_again_at_one_instant_comes_to_rest(kind: F, stage: str) -> None:
+    rig = Rig().up()
+    for name in ("stream1", "stream2"):
+        rig.submit(name, new=50)
+    while len(rig.rows) < 2:
+        rig.done()
+    for name in ("begins1", "begins2"):
+        rig.submit(name, prompt=60)  # one of them fills a job
+    refusals = 0
+    while rig.jobs:
+        rig.unprepared(kind, stage)
+        refusals += 1
+        assert refusals <= 4, "the board refuses the same rows on and on"
+    if kind in (F.REQUEST, F.PROGRAMMING):
+        assert len(rig.finished) == 4  # each refusal ended somebody
+    if kind is F.TRANSIENT:
+        due = rig.engine.next_deadline_ns()
+        assert due is not None
+        assert due > rig.now
+
+
+def test_prepare_failed_for_kv_twice_at_one_instant_pauses_the_rows_that_remain() -> None:
+    rig = Rig(config=SchedulerConfig(transient_backoff_ns=5 * MS)).up()
+    rig.submit("stream", new=50)
+    for name in ("begins1", "begins2"):
+        rig.submit(name, prompt=100)
+    rig.done()
+    assert rig.rows == ["stream", "begins1"]
+    rig.unprepared(F.TRANSIENT, stage="kv")
+    assert rig.rows == ["stream", "begins2"]
+    assert submits(rig.unprepared(F.TRANSIENT, stage="kv")) == []
+    assert rig.engine.next_deadline_ns() == 5 * MS
+    rig.tick(5 * MS)
+    assert rig.rows == ["stream"]
+
+
+def test_busy_without_a_backoff_still_does_not_go_again_at_the_same_instant() -> None:
+    rig = Rig(config=SchedulerConfig(transient_backoff_ns=0)).up()
+    rig.submit("r1")
+    assert submits(rig.unprepared(F.TRANSIENT)) == []
+    assert rig.engine.next_deadline_ns() == 1
+    assert len(submits(rig.tick(1))) == 1
 
 
 def test_prepare_failed_by_the_device_recovers_and_the_unseen_request_survives() -> None:
@@ -200,7 +276,7 @@ def test_recovery_beyond_the_reset_budget_is_failed_and_the_window_forgives() ->
     for i in range(2):
         rig.submit(f"r{i}", new=1)
         rig.lifecycle(rig.failed(F.DEVICE))
-        rig.failed(F.REQUEST)
+        rig.done()
     rig.submit("third")
     rig.failed(F.DEVICE)
     assert (rig.view.state, rig.counters["resets"]) == (G.FAILED, 2)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_rig import MS, Rig, fault, paged_facts, submits
+from core_rig import EVERYTHING, MS, Rig, fault, paged_facts, submits
 
 from calserve.core.commands import Configure, Exit, Release, Validate, Warm
 from calserve.core.config import SchedulerConfig
-from calserve.core.events import Configured, Load, Released, Shutdown, Unload, Validated, Warmed
+from calserve.core.events import Configured, JobOverdue, Load, Released, Shutdown, Unload, Validated, Warmed
 from calserve.core.outcomes import FaultClass
 from calserve.core.states import GenerationState as G
 from calserve.core.supervisor import EXIT_DONE, EXIT_FORCED, EXIT_UNKNOWN_DMA
@@ -120,6 +120,57 @@ def test_drain_a_job_that_never_comes_back_is_not_released_under() -> None:
     rig.tick(100 * MS)
     assert rig.engine.next_deadline_ns() == 140 * MS
     rig.tick(140 * MS)
+    assert rig.exit is not None
+    assert rig.exit.code == EXIT_UNKNOWN_DMA
+    assert not [o for o in rig.orders if isinstance(o, Release)]
+
+
+def overdue_then_unload(in_flight: int = 1) -> Rig:
+    """Grace until 50 ms; `runs` is in the job that is overdue, the drain may take until 1 s."""
+    proven = EVERYTHING | {"concurrent_jobs"}
+    config = SchedulerConfig(overdue_grace_ns=40 * MS, max_in_flight=in_flight)
+    rig = Rig(config=config, facts=paged_facts(proven=proven, max_in_flight=in_flight)).up()
+    rig.submit("runs", new=3)
+    if in_flight > 1:
+        rig.submit("too", new=3)
+    rig.at(10 * MS).send(JobOverdue(min(rig.jobs), 1))
+    rig.at(20 * MS).send(Unload("s", 1_000 * MS))
+    return rig
+
+
+def test_drain_begun_while_a_job_is_overdue_goes_on_when_it_comes_back() -> None:
+    rig = overdue_then_unload()
+    assert len(submits(rig.at(49 * MS).done())) == 1
+    rig.done()
+    assert rig.done()[-1] == Release("s", 1)
+    assert rig.reason("runs") == "length"
+
+
+def test_drain_while_a_job_is_overdue_submits_nothing_beside_it() -> None:
+    rig = overdue_then_unload(in_flight=2)
+    assert submits(rig.done(job=2)) == []
+    assert len(submits(rig.done(job=1))) >= 1
+    while rig.jobs:
+        rig.done()
+    assert (rig.reason("runs"), rig.reason("too")) == ("length", "length")
+
+
+def test_drain_a_job_that_turns_overdue_in_it_stops_the_others_until_it_comes_back() -> None:
+    proven = EVERYTHING | {"concurrent_jobs"}
+    rig = Rig(config=SchedulerConfig(max_in_flight=2), facts=paged_facts(proven=proven, max_in_flight=2)).up()
+    rig.submit("runs", new=3)
+    rig.submit("too", new=3)
+    rig.send(Unload("s", 1_000 * MS))
+    rig.at(10 * MS).send(JobOverdue(1, 1))
+    assert submits(rig.done(job=2)) == []
+    assert len(submits(rig.done(job=1))) >= 1
+
+
+def test_drain_an_overdue_job_past_its_grace_is_lost_before_the_drain_is_out_of_time() -> None:
+    rig = overdue_then_unload()
+    assert rig.engine.next_deadline_ns() == 50 * MS
+    rig.tick(50 * MS)
+    assert rig.reason("runs") == "device_fault"
     assert rig.exit is not None
     assert rig.exit.code == EXIT_UNKNOWN_DMA
     assert not [o for o in rig.orders if isinstance(o, Release)]

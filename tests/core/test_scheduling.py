@@ -174,21 +174,23 @@ def test_mixed_several_short_prompts_share_one_job() -> None:
     assert rows == [("r0", 1), ("r1", 1), ("a", 12), ("b", 4)]
 
 
-@pytest.mark.parametrize(("waiting", "tokens"), [(1, 16), (2, 32), (3, 48)])
-def test_mixed_more_prompts_waiting_than_rows_decoding_lengthens_the_chunk(waiting: int, tokens: int) -> None:
-    """One row decodes: each waiting prompt gains what that row loses, so the step grows with their number."""
+@pytest.mark.parametrize(("prompts", "tokens"), [([15, 15, 15], 45), ([16, 16, 16], 48), ([16, 16, 17], 16)])
+def test_mixed_burst_that_one_longer_step_starts_whole_is_started_whole(prompts: list[int], tokens: int) -> None:
+    """One row decodes and three prompts wait: three chunks may ride at once, if that is all there is."""
     rig = decoding(Rig(config=SchedulerConfig(prefill_chunk_tokens=16)).up(), 1)
-    for i in range(waiting):
-        rig.submit(f"p{i}", prompt=60)
+    for i, prompt in enumerate(prompts):
+        rig.submit(f"p{i}", prompt=prompt)
     rig.done()
     assert sum(row.token_count for row in rig.spec.rows if row.request.startswith("p")) == tokens
 
 
-def test_mixed_chunk_never_grows_past_its_bound() -> None:
+def test_mixed_chunk_never_grows_past_its_bound_nor_under_a_stream_of_long_prompts() -> None:
     shape = shape_of(SchedulerConfig(prefill_chunk_tokens=16), paged_facts())
     assert isinstance(shape, Shape)
-    assert budget_beside(shape, 1, 16) == 128
-    assert budget_beside(shape, 8, 7) == 16
+    assert budget_beside(shape, 1, 16, 128) == 128
+    assert budget_beside(shape, 1, 16, 129) == 16
+    assert budget_beside(shape, 8, 7, 16) == 16
+    assert budget_beside(shape, 4, 8, 32) == 32
 
 
 def test_no_decode_running_the_budget_is_the_whole_job() -> None:
@@ -324,6 +326,49 @@ def test_window_of_a_cancelled_row_leaves_no_timer_behind() -> None:
     assert rig.engine.next_deadline_ns() is None
     assert submits(rig.at(30 * MS).submit("r2")) == []
     assert rig.engine.next_deadline_ns() == 35 * MS
+
+
+def test_window_is_not_opened_again_between_the_steps_of_a_lone_answer() -> None:
+    rig = windowed()
+    rig.at(10 * MS).submit("r1", new=5)
+    rig.tick(15 * MS)
+    for step in range(4):
+        assert len(submits(rig.at((30 + 10 * step) * MS).done())) == 1
+    rig.at(80 * MS).done()
+    assert (rig.reason("r1"), rig.engine.next_deadline_ns()) == ("length", None)
+
+
+def test_window_a_beginner_beside_a_running_answer_goes_at_its_next_step() -> None:
+    rig = windowed()
+    rig.at(10 * MS).submit("r1", new=9)
+    rig.tick(15 * MS)
+    assert submits(rig.at(20 * MS).submit("r2")) == []
+    rig.at(30 * MS).done()
+    assert rig.rows == ["r1", "r2"]
+
+
+def test_window_is_not_opened_between_the_chunks_of_a_prompt() -> None:
+    rig = windowed()
+    rig.at(10 * MS).submit("r1", prompt=100)
+    rig.tick(15 * MS)
+    assert rig.spec.rows[0].token_count == 64
+    assert len(submits(rig.at(50 * MS).done())) == 1
+
+
+def test_window_that_nobody_could_join_is_not_waited_for() -> None:
+    facts = paged_facts(units=16)  # 16 units of 16 tokens: one request to the end of the context takes them all
+    rig = Rig(config=SchedulerConfig(batching_window_ns=5 * MS), facts=facts).up()
+    assert len(submits(rig.at(10 * MS).submit("r1", new=None))) == 1
+
+
+def test_window_beside_a_job_in_flight_waits_for_its_rows_to_join() -> None:
+    facts = paged_facts(lanes=2, max_in_flight=2, proven=EVERYTHING | {"concurrent_jobs"})
+    rig = Rig(config=SchedulerConfig(batching_window_ns=5 * MS, max_in_flight=2), facts=facts).up()
+    rig.submit("a", new=9)
+    rig.tick(5 * MS)
+    assert submits(rig.at(6 * MS).submit("b")) == []
+    rig.at(8 * MS).done()
+    assert rig.rows == ["a", "b"]
 
 
 # --- jobs in flight -------------------------------------------------------------------------------------

@@ -256,6 +256,25 @@ class EngineMachine(RuleBasedStateMachine):
         self.send(PrepareFailed(spec.job, spec.generation, fault(kind, "kv" if kv else "submit")))
 
     @precondition(lambda self: self.naive.jobs)
+    @rule(kind=st.sampled_from([*FaultClass, *[FaultClass.TRANSIENT] * 4]), kv=st.booleans())
+    def refuse_on_and_on(self, kind: FaultClass, kv: bool) -> None:
+        """The same refusal at one instant: whatever the class, no row goes out again and again."""
+        session = self.pick(-1).session
+        for refusal in range(100):
+            mine = [spec for spec in self.naive.jobs.values() if spec.session == session]
+            if not mine:
+                return
+            self.naive.unstarted(mine[-1])
+            self.send(PrepareFailed(mine[-1].job, mine[-1].generation, fault(kind, "kv" if kv else "submit")))
+            new = [spec for spec in self.naive.jobs.values() if spec.session == session and spec not in mine]
+            if kind in (FaultClass.REQUEST, FaultClass.PROGRAMMING):
+                ended = {row.request for row in mine[-1].rows}
+                assert not ended & {row.request for spec in new for row in spec.rows}, "refused and submitted again"
+            else:
+                assert not new or refusal == 0, "the same refusal twice, and a job again"
+        raise AssertionError("it never came to rest")
+
+    @precondition(lambda self: self.naive.jobs)
     @rule(index=st.integers(0, 3), returns=st.sampled_from([True, True, True, False]))
     def be_late(self, index: int, returns: bool) -> None:
         spec = self.pick(index)

@@ -26,7 +26,7 @@ from calserve.core.states import LaneState
 from calserve.core.supervisor import Supervisor
 
 RUN = settings(
-    max_examples=120,
+    max_examples=240,
     stateful_step_count=40,
     deadline=None,
     database=None,

@@ -47,4 +47,18 @@ def test_trace_played_again_gives_the_recorded_answers(path: Path) -> None:
 
 
 def test_traces_cover_the_scenarios_of_the_plan() -> None:
-    assert len(TRACES) >= 9
+    assert {path.stem for path in TRACES} == {
+        "busy_retry",
+        "cancel_in_flight",
+        "chunked_prefill",
+        "continuous_batching",
+        "deadline",
+        "drain",
+        "fixed_lanes",
+        "no_kv_room",
+        "overdue",
+        "recovery",
+        "shutdown",
+        "two_in_flight",
+        "window",
+    }

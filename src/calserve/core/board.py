@@ -61,6 +61,7 @@ class SessionFacts:
         unit i is lane i); on a paged board it is a block.
     kv_units: allocatable units; scratch units of the board are not counted here.
     lanes: sequences that can hold KV at once.
+    step_times: what is known before anything was measured; the times of `Warmed` replace them, graph by graph.
     """
 
     session: str

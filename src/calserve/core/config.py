@@ -39,7 +39,8 @@ class SchedulerConfig:
     # batch; None takes every profile the package has, a tuple must be a subset of them
     profiles: tuple[int, ...] | None = None
     batching_window_ns: int = 0
-    # most prompt tokens one step may carry beside decodes, where chunking is proven; bounds the inter-token gap
+    # prompt tokens a step may carry beside decodes, where chunking is proven: bounds the inter-token gap. One step may
+    # carry up to 8 times as many where that starts every waiting prompt (core/plan.py)
     prefill_chunk_tokens: int = 128
     # share of lanes one tenant may hold while another has ready work, in percent; ours
     tenant_lane_share_percent: int = 50

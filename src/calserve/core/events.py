@@ -31,6 +31,8 @@ class Submit:
 
 
 class CancelCause(Enum):
+    """Why nobody wants the answer any more. Each is counted (`cancels_<cause>`); what follows is the same."""
+
     CLIENT_GONE = "client_gone"
     ASKED = "asked"
     STALLED = "stalled"
@@ -44,7 +46,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class ClientStalled:
-    """A reader stopped reading and its bounded buffer is full: treated as a cancel with that cause."""
+    """A reader stopped reading and its bounded buffer is full: a cancel whose cause is STALLED."""
 
     request: str
 

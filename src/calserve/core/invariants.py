@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calserve.core.admission import blocker, choose_head, refuse_size
+from calserve.core.request import WAITING
 from calserve.core.roster import Roster
 from calserve.core.session import Session
 from calserve.core.states import GenerationState, LaneState, RequestState
 from calserve.core.supervisor import Supervisor
 from calserve.core.worker import Worker
 
-_WAITING = (RequestState.WAITING_MODEL, RequestState.WAITING_ADMISSION)
 _READY = (RequestState.PREFILL_READY, RequestState.DECODE_READY)
 
 
@@ -49,9 +49,9 @@ def _check_places(roster: Roster) -> None:
         name, state = request.name, request.state
         assert not request.is_terminal, f"I1: {name} ended and is still here"
         places = (name in waiting, name in ready, name in flying)
-        expected = (state in _WAITING, state in _READY, state not in _WAITING and state not in _READY)
+        expected = (state in WAITING, state in _READY, state not in WAITING and state not in _READY)
         assert places == expected, f"{name} is {state.value} but stands in (line, ready, job) = {places}"
-        assert (request.lane is None) == (state in _WAITING), f"{name}: lane without admission"
+        assert (request.lane is None) == (state in WAITING), f"{name}: lane without admission"
         assert request.generated <= max(request.max_new_tokens, 0), f"{name} generated too much"
     assert len(waiting) + len(ready) + len(flying) == len(roster.requests), "a place holds someone unknown"
     assert roster.outstanding == sum(r.cost for r in roster.requests.values()), "outstanding cost drifted"
@@ -62,7 +62,7 @@ def _check_places(roster: Roster) -> None:
 def _check_tenants(roster: Roster) -> None:
     for tenant in roster.clock.tenants.values():
         mine = [r for r in roster.requests.values() if r.tenant is tenant]
-        waiting = [r for r in mine if r.state in _WAITING]
+        waiting = [r for r in mine if r.state in WAITING]
         assert tenant.waiting == len(waiting), f"{tenant.name}: waiting drifted"
         assert tenant.waiting_tokens == sum(r.prompt_tokens for r in waiting), f"{tenant.name}: tokens drifted"
         assert tenant.active == len(mine) - len(waiting), f"{tenant.name}: active drifted"
@@ -75,6 +75,8 @@ def _check_ledger(session: Session) -> None:
         return
     ledger = roster.serving.ledger
     ledger.check()
+    is_fenced = any(lane.state is LaneState.UNKNOWN for lane in ledger.lanes)
+    assert not is_fenced or session.state is not GenerationState.READY, "I8: serves on with fenced lanes"
     holders = {r.name: r for r in roster.requests.values() if r.lane is not None}
     for lane in ledger.lanes:
         if not lane.holder:
@@ -112,13 +114,15 @@ def _check_flight(worker: Worker) -> None:
 def _check_work(session: Session, now_ns: int) -> None:
     """I8: the board never stands idle beside work it could do."""
     worker, roster, serving = session.worker, session.worker.roster, session.worker.serving
-    if session.state is not GenerationState.READY or session.overdue_until_ns is not None or serving is None:
+    is_ready = session.state is GenerationState.READY
+    may_run = is_ready or (session.drain is not None and session.drain.may_run)
+    if not may_run or session.overdue_until_ns is not None or serving is None:
         return
     held_back = worker.retry_at_ns is not None or worker.window_ns is not None
     if not worker.in_flight and len(roster.ready):
         assert held_back, f"I8: {len(roster.ready)} ready rows and no job"
     assert worker.window_ns is None or worker.window_ns > now_ns, "I8: a window is past"
-    if roster.line.requests and worker.waiting_reason != "kv_released":
+    if is_ready and roster.line.requests and worker.waiting_reason != "kv_released":
         lanes = serving.shape.lanes
         head, _ = choose_head(worker.config, roster.line, roster.clock, roster.active_long, lanes)
         if head is not None:

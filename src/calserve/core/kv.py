@@ -94,16 +94,8 @@ class KvLedger:
     def free_units(self) -> int:
         return len(self._free_units)
 
-    @property
-    def healthy_lanes(self) -> int:
-        return sum(lane.state is not LaneState.UNKNOWN for lane in self.lanes)
-
     def can_reserve(self, tokens: int) -> bool:
         return bool(self._free_lanes) and self.promised + self.unknown + self.units_for(tokens) <= self.units
-
-    def could_ever_reserve(self, tokens: int) -> bool:
-        """Whether `tokens` would fit once everything healthy is free again."""
-        return self.units_for(tokens) <= self.units - self.unknown and self.healthy_lanes > 0
 
     # --- a holder's life --------------------------------------------------------------------------------
 

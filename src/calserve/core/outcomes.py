@@ -80,6 +80,10 @@ class FaultClass(Enum):
     UNKNOWN = "unknown"
 
 
+# the stage of a PrepareFailed that says the board could not allocate KV yet: wait for KvReleased, do not poll
+KV_STAGE = "kv"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failure as recorded: the stage it happened in, the board's raw code, its class, one sentence."""

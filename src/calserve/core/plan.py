@@ -15,7 +15,7 @@ from calserve.core.queues import ReadySets, Turns
 from calserve.core.request import PREFILL_QUEUES, Queue, Request
 from calserve.core.shape import Shape
 
-# how many times `prefill_chunk_tokens` a step may carry while more prompts wait than rows decode; ours
+# how many times `prefill_chunk_tokens` a step may carry when that starts every waiting prompt; ours
 MAX_CHUNKS_BESIDE = 8
 # decode jobs a ready row may be passed over before it goes ahead of earlier deadlines; ours: bounds the gap
 # between a request's tokens where there are more ready rows than the graph has
@@ -267,13 +267,15 @@ def _plan_prefill(ready: ReadySets, turns: Turns, shape: Shape, budget: int, tur
 # --- both -----------------------------------------------------------------------------------------------
 
 
-def budget_beside(shape: Shape, decodes: int, waiting: int) -> int:
-    """Prefill tokens one step may carry beside `decodes` rows while `waiting` prompts are ready.
+def budget_beside(shape: Shape, decodes: int, waiting: int, tokens: int) -> int:
+    """Prefill tokens one step may carry beside `decodes` rows while `waiting` prompts, `tokens` in all, are ready.
 
-    A longer step makes every decoding row wait and every waiting prompt gain; where more gain than wait it pays, in
-    proportion, up to a bound that holds for the gap between a row's tokens.
+    A chunk, so that the gap between a row's tokens stays short under a stream of prefills. Once, it may be longer, in
+    proportion to those who gain against those who wait: where that one step starts everybody, as in a burst of
+    short prompts.
     """
-    return shape.chunk_tokens * min(MAX_CHUNKS_BESIDE, max(1, waiting // decodes))
+    longer = shape.chunk_tokens * min(MAX_CHUNKS_BESIDE, max(1, waiting // decodes))
+    return longer if tokens <= longer else shape.chunk_tokens
 
 
 def _plan_mixed(ready: ReadySets, turns: Turns, shape: Shape, graph: GraphProfile, policy: Policy) -> Plan | None:
@@ -284,7 +286,7 @@ def _plan_mixed(ready: ReadySets, turns: Turns, shape: Shape, graph: GraphProfil
     room = _Room(
         rows=rows - len(decodes),
         tokens=graph.max_job_tokens - len(decodes),
-        budget=budget_beside(shape, len(decodes), ready.prefills),
+        budget=budget_beside(shape, len(decodes), ready.prefills, ready.prefill_tokens),
         min_chunk=shape.min_chunk,
         whole=not shape.incremental,
     )

@@ -122,6 +122,11 @@ class ReadySets:
         if self.prefill[request.queue].pop(request.name, None) is not None:
             self.prefills -= 1
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens not yet computed, over every ready prefill."""
+        return sum(request.remaining_prompt for line in self.prefill.values() for request in line.values())
+
     def __len__(self) -> int:
         return len(self.decode) + self.prefills
 

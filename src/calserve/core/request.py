@@ -28,6 +28,7 @@ class Queue(Enum):
 
 
 PREFILL_QUEUES = (Queue.SHORT, Queue.MEDIUM, Queue.LONG)
+WAITING = (RequestState.WAITING_MODEL, RequestState.WAITING_ADMISSION)
 
 
 def prefill_queue(config: SchedulerConfig, prompt_tokens: int) -> Queue:
@@ -69,6 +70,11 @@ class Request:
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL
+
+    @property
+    def is_waiting(self) -> bool:
+        """In line, without a lane."""
+        return self.state in WAITING
 
     @property
     def total_tokens(self) -> int:

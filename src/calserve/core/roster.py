@@ -25,8 +25,6 @@ from calserve.core.request import Queue, Request, prefill_queue
 from calserve.core.shape import Shape
 from calserve.core.states import RequestEvent, RequestState
 
-_WAITING = (RequestState.WAITING_MODEL, RequestState.WAITING_ADMISSION)
-
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -78,7 +76,7 @@ class Roster:
 
     @property
     def admitted(self) -> list[Request]:
-        return [request for request in self.requests.values() if request.state not in _WAITING]
+        return [request for request in self.requests.values() if not request.is_waiting]
 
     @property
     def has_admitted(self) -> bool:
@@ -167,7 +165,7 @@ class Roster:
         failure: Failure | None = None,
     ) -> None:
         """The one terminal step: tell the client, and give back what no job still writes."""
-        was_waiting = request.state in _WAITING
+        was_waiting = request.is_waiting
         if reason is FinishReason.CANCELLED:
             request.move(RequestEvent.CANCEL)
         elif request.state is RequestState.FINISHING:

@@ -5,7 +5,8 @@ worker. Must not know: other sessions; a decision that needs them (a reset, an e
 
 Life of a generation: Load -> Validate -> Configure -> Warm -> Ready. Ready ends in a drain whose aim is to unload,
 to recover (Reset, then Configure with the next generation) or to fail. While a job is on the device nothing is
-released or reset: a drain waits for it, at most a grace beyond its deadline, and then it counts as lost.
+released or reset: a drain waits for it, at most a grace beyond its deadline, and then it counts as lost. While a
+job is overdue nothing more goes in, whether the generation serves or drains.
 """
 
 from __future__ import annotations
@@ -200,10 +201,9 @@ class Session:
     ) -> None:
         """Stop admission. Requests that never started are told now, unless they can wait for a recovery."""
         self._move(GE.DRAIN)
-        self.overdue_until_ns = None
         self.failure = cause
         self.drain = Drain(aim, may_run, until_ns, cause)
-        self.worker.admitting = False
+        self._turn_valves()
         self.worker.roster.restarting = aim is Aim.RECOVER
         if aim is Aim.UNLOAD:
             self.worker.roster.refuse_waiting(RefusalKind.MODEL_DRAINING)
@@ -241,7 +241,8 @@ class Session:
             drain.may_run = False
         if drain.may_run:
             return
-        worker.submitting = False
+        self.overdue_until_ns = None  # from here the drain's own grace counts
+        self._turn_valves()
         self._tell_admitted(drain)
         if self.pending:  # a lifecycle order is out: its answer comes first
             return
@@ -281,11 +282,23 @@ class Session:
 
     # --- overdue ----------------------------------------------------------------------------------------
 
+    @property
+    def _may_run(self) -> bool:
+        """Whether this generation may get jobs: it serves, or drains and lets the admitted end."""
+        return self.state is G.READY or (self.drain is not None and self.drain.may_run)
+
+    def _turn_valves(self) -> None:
+        """What may go in follows from the state alone: nothing while a job is overdue, in a drain nobody new."""
+        is_quiet = self.overdue_until_ns is None
+        self.worker.admitting = is_quiet and self.state is G.READY
+        self.worker.submitting = is_quiet and self._may_run
+
     def job_overdue(self, now_ns: int) -> None:
-        """Nothing more goes in; everything is kept. If the job comes back within the grace, serving goes on."""
-        if self.state is G.READY and self.overdue_until_ns is None:
+        """Nothing more goes in; everything is kept. If the job comes back within the grace, all goes on as before:
+        serving, or a drain that began meanwhile."""
+        if self._may_run and self.overdue_until_ns is None:
             self.overdue_until_ns = now_ns + self.config.overdue_grace_ns
-            self.worker.admitting = self.worker.submitting = False
+            self._turn_valves()
 
     def job_returned(self) -> None:
         """A job retired; when none is overdue any more, the valves open again."""
@@ -294,7 +307,17 @@ class Session:
             return
         if not any(job.is_overdue for job in serving.flight.jobs.values()):
             self.overdue_until_ns = None
-            self.worker.admitting = self.worker.submitting = True
+            self._turn_valves()
+
+    def _give_up_overdue(self, now_ns: int) -> None:
+        """It had its grace: it counts as lost at once."""
+        cause = Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned")
+        if self.drain is None:
+            self.begin_drain(Aim.RECOVER, now_ns, now_ns, cause, may_run=False)
+        else:
+            self._harden(self.drain, cause, Aftermath.RECOVER, now_ns)
+        if self.drain is not None:
+            self.drain.grace_ns = now_ns
 
     # --- release, reset, fail ---------------------------------------------------------------------------
 
@@ -358,20 +381,14 @@ class Session:
 
     def settle(self, now_ns: int) -> None:
         """After every event: what time and retired jobs mean for the drain in progress, or for an overdue job."""
-        if self.state is G.READY and self.overdue_until_ns is not None and now_ns >= self.overdue_until_ns:
-            cause = Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned")
-            self.begin_drain(Aim.RECOVER, now_ns, now_ns, cause, may_run=False)
-            if self.drain is not None:
-                self.drain.grace_ns = now_ns  # it had its grace
+        if self.overdue_until_ns is not None and now_ns >= self.overdue_until_ns:
+            self._give_up_overdue(now_ns)
         if self.drain is not None:
             self._advance_drain(self.drain, now_ns)
 
     def work(self, now_ns: int) -> None:
         """Then: lanes are filled, jobs go out."""
         self.worker.run(now_ns)
-        if self.state is G.READY and self.worker.is_starved:
-            cause = Failure("kv", 0, FaultClass.UNKNOWN, "fenced lanes leave no room")
-            self.begin_drain(Aim.RECOVER, now_ns, now_ns + self.config.recovery_drain_ns, cause)
 
     def next_deadline_ns(self) -> int | None:
         times = [self.worker.next_deadline_ns(), self.overdue_until_ns]

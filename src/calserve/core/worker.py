@@ -19,7 +19,7 @@ from calserve.core.faults import FAULT_RULES, Aftermath
 from calserve.core.flight import Flight, Job
 from calserve.core.kv import KvLedger
 from calserve.core.outbox import Outbox
-from calserve.core.outcomes import Failure
+from calserve.core.outcomes import KV_STAGE, Failure
 from calserve.core.plan import Plan, Policy, plan_job
 from calserve.core.queues import Turns
 from calserve.core.request import Request
@@ -27,9 +27,6 @@ from calserve.core.retirement import Retirement
 from calserve.core.roster import Roster, Serving
 from calserve.core.shape import Shape
 from calserve.core.states import RequestEvent
-
-# a PrepareFailed of this stage says the board could not allocate KV yet: wait for KvReleased, do not poll
-KV_STAGE = "kv"
 
 
 class Worker:
@@ -51,6 +48,7 @@ class Worker:
         self._window_opened_ns: int | None = None
         self._retries = 0
         self._kv_blocked = False
+        self._kv_refused_ns = -1  # when the board last had no room for KV
         self._decode_jobs = 0
         self._prefill_went_last = False
 
@@ -68,6 +66,7 @@ class Worker:
         self.admitting = self.submitting = True
         self._retries = 0
         self._kv_blocked = False
+        self._kv_refused_ns = -1
         self.roster.open(Serving(generation, shape, ledger, flight))
 
     def close(self) -> None:
@@ -117,15 +116,21 @@ class Worker:
             return False
         starters = [request for request in requests if request.committed == 0]
         if failure.stage == KV_STAGE and starters and self.admitting:
-            self._await_kv(starters)
+            self._await_kv(starters, now_ns)
             return False
         return self._back_off(now_ns)
 
-    def _await_kv(self, starters: list[Request]) -> None:
-        """Those that had just begun go back to the line until the board says it has room, or we made some."""
+    def _await_kv(self, starters: list[Request], now_ns: int) -> None:
+        """Those that had just begun go back to the line until the board says it has room, or we made some.
+
+        The rows that remain may go at once, but not on and on: refused again at the same instant, they pause.
+        """
         for request in reversed(starters):
             self.roster.send_back(request)
         self._kv_blocked = True  # after their own lanes were freed: that room was not enough
+        if self._kv_refused_ns == now_ns and len(self.roster.ready):
+            self.retry_at_ns = now_ns + self._backoff_ns(1)
+        self._kv_refused_ns = now_ns
 
     def _lane_freed(self, generation: int, lane: int) -> None:
         self._kv_blocked = False
@@ -139,8 +144,12 @@ class Worker:
         self._out.count("transient_retries")
         if self._retries > self.config.max_transient_retries:
             return True
-        self.retry_at_ns = now_ns + (self.config.transient_backoff_ns << (self._retries - 1))
+        self.retry_at_ns = now_ns + self._backoff_ns(self._retries)
         return False
+
+    def _backoff_ns(self, retries: int) -> int:
+        """Doubles with every refusal; never nothing, or the same rows would go again at the same instant."""
+        return max(1, self.config.transient_backoff_ns) << (retries - 1)
 
     # --- jobs go out ------------------------------------------------------------------------------------
 
@@ -158,7 +167,7 @@ class Worker:
             self.window_ns = self._window_opened_ns = None
             return
         while not serving.flight.is_full and len(ready):
-            if self._hold_for_window(serving.shape, now_ns):
+            if self._hold_for_window(serving, now_ns):
                 return
             plan = plan_job(ready, self._turns, serving.shape, self._policy(serving))
             if plan is None:
@@ -182,17 +191,6 @@ class Worker:
             return None, "kv_released"
         head, reason = choose_head(self.config, roster.line, roster.clock, roster.active_long, serving.shape.lanes)
         return head, (blocker(serving.ledger, head) if head is not None else reason)
-
-    @property
-    def is_starved(self) -> bool:
-        """Fenced lanes leave no room that the head of the line could ever use: only a recovery helps."""
-        serving = self.serving
-        if serving is None or not serving.ledger.unknown:
-            return False
-        head, reason = self._head(serving) if self.roster.line.requests else (None, "")
-        if head is None or not reason:
-            return False
-        return not serving.ledger.could_ever_reserve(head.total_tokens)
 
     def _policy(self, serving: Serving) -> Policy:
         return Policy(
@@ -218,21 +216,37 @@ class Worker:
         out.count("prefill_tokens", job.prefill_tokens)
         out.count("padding_rows", job.padding)
 
-    def _hold_for_window(self, shape: Shape, now_ns: int) -> bool:
-        """Whether to wait for more rows: never when full, never past the earliest deadline, never forever."""
+    def _hold_for_window(self, serving: Serving, now_ns: int) -> bool:
+        """Whether to wait for more rows (seed 002, section 7.2): never past the earliest deadline, never forever.
+
+        Only beginners wait, and only while a row could still join them. Rows in the middle of an answer never do:
+        whoever comes later joins at their next step, so waiting would slow every step and gain nothing.
+        """
         length = self.config.batching_window_ns
         if length == 0:
             return False
         if self._window_opened_ns is None:
             self._window_opened_ns = now_ns
-        ready = self.roster.ready
-        if len(ready) >= min(shape.max_rows, shape.lanes):
+        ready, shape = self.roster.ready, serving.shape
+        if len(ready) >= min(shape.max_rows, shape.lanes) or not self._could_join(serving):
+            return False
+        if any(request.committed for request in ready):
             return False
         step_ns = shape.expected_ns(shape.decode[-1], len(ready), 0)
         latest = min(request.deadline_ns for request in ready) - step_ns
         until = min(self._window_opened_ns + length, latest)
         self.window_ns = until if until > now_ns else None
         return self.window_ns is not None
+
+    def _could_join(self, serving: Serving) -> bool:
+        """Whether anyone may become ready soon: out of a job in flight, or by coming into a lane that is free.
+
+        Nobody overtakes a head that waits for room, so then nobody comes in either.
+        """
+        if serving.flight.jobs:
+            return True
+        is_open = self.admitting and self.waiting_reason not in ("lanes", "kv_units", "kv_released")
+        return is_open and serving.ledger.can_reserve(1)
 
     def next_deadline_ns(self) -> int | None:
         times = (self.roster.deadlines.next_ns(), self.window_ns, self.retry_at_ns)
