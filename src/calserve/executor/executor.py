@@ -91,8 +91,10 @@ class BoardExecutor:
         self._orders.put(None)
         self._inbox.put(None)
         ends = time.monotonic() + timeout_s
-        for thread in self._threads:
+        for thread in self._threads:  # the engine's first: nothing is handed to the others after it
             thread.join(max(0.0, ends - time.monotonic()))
+            for jobs in tuple(self._jobs.values()):
+                jobs.put(None)
         return not any(thread.is_alive() for thread in self._threads)
 
     def _start_thread(self, name: str, body: Callable[[], None]) -> None:
@@ -124,10 +126,8 @@ class BoardExecutor:
             except queue.Empty:
                 message = Tick()
             if message is None:
-                break
+                return
             steps.take(message)
-        for jobs in self._jobs.values():
-            jobs.put(None)
 
     def _run_completion(self, jobs: JobQueue) -> None:
         clock = self._parts.clock
