@@ -16,9 +16,11 @@ from calserve.bench.sides import ServerProcess, SideProcess
 from calserve.bench.workload import Work, make_prompts
 from calserve.package.reader import open_package
 from calserve.progress import Progress
+from calserve.runtime.contract import BoardPackage
 from calserve.text.tokenizer import Tokenizer
 
 IDLE_HISTOGRAM = "calserve_job_turnaround_seconds"
+KV_ELEMENT_BYTES = 2  # float16, what packages ask of the board
 PEERS = ("genai", "genai-hints")
 SERVED = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}
 
@@ -59,7 +61,7 @@ def run_bench(options: BenchOptions, progress: Progress, console: Console) -> No
         for streams in options.streams:
             prompts = make_prompts(tokenizer, streams, options.prompt_tokens)
             samples.append(_measure(options, prompts, sides, progress))
-        facts = _facts(server, package.weight_bytes)
+        facts = _facts(server, package)
     finally:
         for side in sides.values():
             side.stop()
@@ -105,11 +107,16 @@ def _keep(samples: Samples, name: str, answer: dict[str, Any]) -> None:
             into.setdefault(name, []).extend(answer[kind])
 
 
-def _facts(server: ServerProcess, weight_bytes: int) -> dict[str, Any]:
+def _facts(server: ServerProcess, package: BoardPackage) -> dict[str, Any]:
+    kv = package.kv
+    per_token = 2 * int(kv["n_layers"]) * int(kv["n_kv_heads"]) * int(kv["head_dim"]) * KV_ELEMENT_BYTES
+    pool = per_token * package.max_lanes * package.context
     text = server.metrics()
     idle = {f"p{int(q * 100)}": histogram_percentile(text, IDLE_HISTOGRAM, q) for q in (0.5, 0.99)}
     return {
         "job end to next submit, ms": {k: round(1e3 * v, 3) for k, v in idle.items() if v is not None},
         "server resident MiB": server.resident_bytes() >> 20,
-        "package weights MiB": weight_bytes >> 20,
+        "allowed MiB (weights x 2.5 + KV pool + 500)": (int(package.weight_bytes * 2.5) + pool >> 20) + 500,
+        "package weights MiB": package.weight_bytes >> 20,
+        "KV pool MiB": pool >> 20,
     }
