@@ -150,8 +150,8 @@ class ScriptedEngine:
         assert self.bridge is not None
         return self.bridge
 
-    def say(self, request: str, text: str, choices: tuple = ()) -> None:
-        self.say_many([Delivery(request, text, (65,), choices)])
+    def say(self, request: str, text: str, choices: tuple = (), offsets: tuple[int, ...] = ()) -> None:
+        self.say_many([Delivery(request, text, (65,), choices, offsets)])
 
     def say_many(self, deliveries: list[Delivery]) -> None:
         with self._changed:
@@ -203,8 +203,9 @@ class ScriptedEngine:
 class Served:
     """A running server. `url` and `engine` are for tests; `close` drains it and returns its exit code."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: SchedulerConfig = SchedulerConfig()) -> None:  # noqa: B008 - it is frozen
         self.engine = ScriptedEngine()
+        self.scheduler = scheduler
         self.now_ns = 1_000_000_000
         self.metrics_snapshots: list[EngineSnapshot | None] = []
         self._started = threading.Event()
@@ -224,7 +225,7 @@ class Served:
         self.engine.bridge = bridge
         bridge.connect(self.engine.post)
         model = ServedModel(MODEL, ToyPackage(), byte_tokenizer(), ChatTemplate(CHATML))
-        self.service = Service(bridge, Catalogue([model]), SchedulerConfig(), lambda: self.now_ns)
+        self.service = Service(bridge, Catalogue([model]), self.scheduler, lambda: self.now_ns)
         self.bridge = bridge
         app = build_app(self.service, self._render, BodyLimits(max_bytes=1 << 20), unix_time=lambda: 1_700_000_000.0)
         sock = bind("127.0.0.1", 0)

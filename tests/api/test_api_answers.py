@@ -165,9 +165,9 @@ def test_sampled_requests_without_a_seed_get_different_ones(served: Served) -> N
 
 def _with_logprobs(engine, submission: Submission) -> None:
     request = submission.event.request
-    engine.say(request, "A", (Choice(33, -0.5, ((33, -0.5), (34, -1.5))),))
-    engine.say(request, "", (Choice(127, -0.7, ((34, -0.6), (127, -0.7))),))
-    engine.say(request, "", (Choice(EOS, -0.1, ((EOS, -0.1), (34, -3.0))),))
+    engine.say(request, "A", (Choice(33, -0.5, ((33, -0.5), (34, -1.5))),), (0,))
+    engine.say(request, "", (Choice(127, -0.7, ((34, -0.6), (127, -0.7))),), (1,))
+    engine.say(request, "", (Choice(EOS, -0.1, ((EOS, -0.1), (34, -3.0))),), (1,))
     engine.end(request, FinishReason.STOP)
 
 
@@ -192,6 +192,22 @@ def test_completion_logprobs_have_openai_shape(served: Served) -> None:
     assert logprobs["text_offset"] == [0, 1]
     for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
         assert token in top
+
+
+def _with_split_character(engine, submission: Submission) -> None:
+    """Three tokens make one character, then one more token; an end token stands between them."""
+    request = submission.event.request
+    engine.say(request, "\u20ac", tuple(Choice(token, -0.5, ()) for token in (160, 224, EOS, 104)), (7, 7, 7, 7))
+    engine.say(request, "b", (Choice(65, -0.7, ()),), (8,))
+    engine.end(request, FinishReason.STOP)
+
+
+def test_text_offsets_are_the_engines_streamed_and_whole(served: Served) -> None:
+    served.engine.script = _with_split_character
+    whole = served.complete(logprobs=0).json()["choices"][0]["logprobs"]["text_offset"]
+    parts = chunks(served.complete(logprobs=0, stream=True).text)
+    streamed = [at for p in parts for at in (p["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]]
+    assert whole == streamed == [7, 7, 7, 8]
 
 
 def test_openai_client_reads_whole_and_streamed_answers(served: Served) -> None:

@@ -104,12 +104,19 @@ def test_slow_reader_that_catches_up_gets_everything(served: Served) -> None:
     assert not [p for p in served.engine.posts if isinstance(p, ClientStalled)]
 
 
+SECRET = "chip 7 at /dev/calculet0, 10.0.0.9"
+DEVICE = Failure("wait", 18, FaultClass.DEVICE, SECRET)
+# The request's own settings bar every token; and a board that blames a request which this server made.
+OWN = Failure("sampling", 0, FaultClass.REQUEST, SECRET)
+BLAMED = Failure("prepare", 5, FaultClass.REQUEST, SECRET)
 BAD_ENDS = [
     (FinishReason.CANCELLED, None, 499, "cancelled"),
     (FinishReason.DEADLINE, None, 504, "deadline_exceeded"),
-    (FinishReason.DEVICE_FAULT, None, 503, "device_fault"),
+    (FinishReason.DEVICE_FAULT, DEVICE, 503, "device_fault"),
     (FinishReason.SHUTDOWN, None, 503, "shutting_down"),
-    (FinishReason.INTERNAL, None, 500, "internal_error"),
+    (FinishReason.INTERNAL, DEVICE, 500, "internal_error"),
+    (FinishReason.INTERNAL, BLAMED, 500, "internal_error"),
+    (FinishReason.INTERNAL, OWN, 400, "invalid_value"),
     (FinishReason.REFUSED, RefusalKind.INVALID, 400, "invalid_value"),
     (FinishReason.REFUSED, RefusalKind.UNKNOWN_MODEL, 404, "model_not_found"),
     (FinishReason.REFUSED, RefusalKind.TOO_LONG, 400, "context_length_exceeded"),
@@ -121,45 +128,55 @@ BAD_ENDS = [
     (FinishReason.REFUSED, RefusalKind.MODEL_RECOVERING, 503, "model_recovering"),
     (FinishReason.REFUSED, RefusalKind.MODEL_FAILED, 503, "model_failed"),
 ]
-SECRET = "chip 7 at /dev/calculet0, 10.0.0.9"
+Why = RefusalKind | Failure | None
 
 
-def _ends(reason: FinishReason, kind: RefusalKind | None, *texts: str):
+def _ends(reason: FinishReason, why: Why):
     def script(engine, submission: Submission) -> None:
-        request = submission.event.request
-        for text in texts:
-            engine.say(request, text)
-        refusal = Refusal(kind, limit=11, given=22) if kind else None
-        engine.end(request, reason, refusal, Failure("wait", 18, FaultClass.DEVICE, SECRET))
+        refusal = Refusal(why, limit=11, given=22) if isinstance(why, RefusalKind) else None
+        failure = why if isinstance(why, Failure) else None
+        engine.end(submission.event.request, reason, refusal, failure)
 
     return script
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("reason", "kind", "status", "code"), BAD_ENDS)
+@pytest.mark.parametrize(("reason", "why", "status", "code"), BAD_ENDS)
 def test_bad_end_before_any_text_has_its_own_status(
-    served: Served, stream: bool, reason: FinishReason, kind: RefusalKind | None, status: int, code: str
+    served: Served, stream: bool, reason: FinishReason, why: Why, status: int, code: str
 ) -> None:
-    served.engine.script = _ends(reason, kind)
+    served.engine.script = _ends(reason, why)
     response = served.complete(stream=stream)
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert ("retry-after" in response.headers) == (status in (429, 503))
     assert SECRET not in response.text
-    if kind in (RefusalKind.TOO_LONG, RefusalKind.QUEUE_TOKENS_FULL, RefusalKind.TOO_LARGE_FOR_KV):
+    if why in (RefusalKind.TOO_LONG, RefusalKind.QUEUE_TOKENS_FULL, RefusalKind.TOO_LARGE_FOR_KV):
         assert "11" in response.text
         assert "22" in response.text
 
 
 def test_every_refusal_and_every_bad_end_is_in_the_table() -> None:
-    told = {kind or reason for reason, kind, _, _ in BAD_ENDS}
+    told = {why if isinstance(why, RefusalKind) else reason for reason, why, _, _ in BAD_ENDS}
     good = {FinishReason.STOP, FinishReason.LENGTH, FinishReason.REFUSED}
     assert told == (set(FinishReason) - good) | set(RefusalKind)
 
 
-@pytest.mark.parametrize(("reason", "kind", "status", "code"), BAD_ENDS[:5])
+@pytest.mark.parametrize("stream", [True, False])
+def test_settings_that_bar_every_token_are_the_clients_fault_and_are_told_so(served: Served, stream: bool) -> None:
+    served.engine.script = _ends(FinishReason.INTERNAL, OWN)
+    response = served.complete(stream=stream)
+    told = response.json()["error"]
+    assert (response.status_code, told["type"]) == (400, "invalid_request_error")
+    assert "settings leave no token to choose" in told["message"]
+    assert "retry-after" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("reason", "why", "status", "code"), [end for end in BAD_ENDS if end[0] is not FinishReason.REFUSED]
+)
 def test_bad_end_in_an_open_stream_is_one_error_event_and_no_done(
-    served: Served, reason: FinishReason, kind: None, status: int, code: str
+    served: Served, reason: FinishReason, why: Failure | None, status: int, code: str
 ) -> None:
     served.engine.script = begins("half")
     with served.client.stream(
@@ -169,7 +186,7 @@ def test_bad_end_in_an_open_stream_is_one_error_event_and_no_done(
         request = served.engine.wait_post(Submission).event.request
         lines = response.iter_lines()
         assert "role" in next(lines)
-        served.engine.end(request, reason, failure=Failure("wait", 18, FaultClass.DEVICE, SECRET))
+        served.engine.end(request, reason, failure=why)
         body = "\n".join(lines)
     assert response.status_code == 200
     data = [line for line in body.split("\n") if line.startswith("data: ")]

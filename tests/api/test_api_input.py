@@ -18,7 +18,8 @@ BAD_COMMON = [
     ("max_tokens", "0"), ("max_tokens", "-1"), ("max_tokens", "9223372036854775808"), ("max_tokens", "1.5"),
     ("max_tokens", '"5"'), ("min_tokens", "-1"), ("min_tokens", "4294967296"),
     ("stop", '""'), ("stop", '[""]'), ("stop", "5"), ("stop", '["a",1]'), ("stop", json.dumps(["a"] * 17)),
-    ("stop", json.dumps("a" * 1025)), ("stop_token_ids", "[-1]"), ("stop_token_ids", "[300]"),
+    ("stop", json.dumps("a" * 1025)), ("stop", json.dumps([c * 1024 for c in "abcd"] + ["e"])),
+    ("stop_token_ids", "[-1]"), ("stop_token_ids", "[300]"),
     ("stop_token_ids", json.dumps([1] * 129)), ("ignore_eos", "1"), ("stream", '"yes"'), ("stream", "1"),
     ("stream_options", '{"include_usage":true}'), ("logit_bias", '{"300":1}'), ("logit_bias", '{"a":1}'),
     ("logit_bias", '{"1":101}'), ("logit_bias", "[]"), ("logit_bias", '{"1":' + "9" * 70000 + "}"),
@@ -33,6 +34,7 @@ BAD_CHAT = [
     ("messages[0].content", '[{"role":"user","content":5}]'),
     ("messages[0].content[0]", '[{"role":"user","content":[{"type":"text"}]}]'),
     ("messages[0].content[0].image_url", '[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]'),
+    ("messages", json.dumps([{"role": "user", "content": ""}] * 65)),
     ("messages[0].name", '[{"role":"user","content":"x","name":"bob"}]'),
     ("messages[1].tool_calls", '[{"role":"user","content":"x"},{"role":"assistant","content":"","tool_calls":[{}]}]'),
     ("tools", '[{"type":"function"}]'), ("tool_choice", '"required"'), ("response_format", '{"type":"json_object"}'),
@@ -96,6 +98,12 @@ def test_completion_field_with_a_bad_value_is_refused_by_name(served: Served, fi
         (b'{"model":"toy","prompt":"hi"', "not valid JSON"),
         (b'{"model":"toy","prompt":"\xff"}', "not valid JSON"),
         (b'{"model":"toy","prompt":"\\ud800 alone"}', "not valid JSON"),
+        (b'{"model":"toy","prompt":"\\ud800"}', "half of a surrogate pair"),
+        (b'{"a`b - at `$.x":1}', "a`b - at `$.x is not an option of this route"),
+        (
+            b'{"model":"toy","prompt":"a","messages":[{"role":"user","content":"x"}],"logit_bias":{"7":"x"}}',
+            "this route",
+        ),
         (b'{"model":"toy","prompt":"\xed\xa0\x80"}', "not valid JSON"),
         (b'{"model":"toy","prompt":"hi","temperature":NaN}', "not valid JSON"),
         (b'{"model":"toy","prompt":"hi","top_p":Infinity}', "not valid JSON"),
@@ -119,6 +127,38 @@ def test_hostile_json_is_refused_in_milliseconds(served: Served, body: bytes, me
     assert message in response.json()["error"]["message"]
     # Two requests; each takes some milliseconds, the bound is for a loaded machine.
     assert time.perf_counter() - began < 1.0
+    assert served.engine.submissions == []
+
+
+def test_chat_of_too_many_messages_is_told_the_limit(served: Served) -> None:
+    error = served.chat(messages=[{"role": "user", "content": ""}] * 4097).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "messages")
+    assert "4096" in error["message"]
+    assert "4097" in error["message"]
+
+
+def test_bad_bias_is_told_with_its_key(served: Served) -> None:
+    for bad in ("x", 101, True, None):
+        error = served.complete(logit_bias={"6": 1, "7": bad}).json()["error"]
+        assert error["param"] == "logit_bias"
+        assert "logit_bias['7']" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "given"),
+    [({"max_completion_tokens": 3}, 3), ({"max_tokens": 3, "max_completion_tokens": 3}, 3), ({"max_tokens": 5}, 5)],
+)
+def test_both_names_of_the_limit_work_on_both_routes(limits: dict[str, int], given: int, one: Served) -> None:
+    for call in (one.chat, one.complete):
+        assert call(**limits).status_code == 200
+        assert one.engine.submissions[-1].event.max_new_tokens == given
+        refused = call(**(limits | {"max_tokens": 6, "max_completion_tokens": 7}))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_chat_whole_answer_of_too_many_numbers_names_the_field(served: Served) -> None:
+    error = served.chat(n=128, max_tokens=40, logprobs=True, top_logprobs=20).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "top_logprobs")
     assert served.engine.submissions == []
 
 
@@ -168,6 +208,9 @@ def test_prompt_beyond_the_context_names_limit_and_given() -> None:
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert "64" in response.json()["error"]["message"]
     assert "65" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "prompt"
+    chat = served.chat(messages=[{"role": "user", "content": "a" * 60}], stream=True)
+    assert chat.json()["error"]["param"] == "messages"
     streamed = served.complete(prompt="a" * 60, max_tokens=5, stream=True)
     assert streamed.status_code == 400
     full = served.complete(prompt="a" * 64)
@@ -184,6 +227,7 @@ def test_prompt_beyond_the_context_names_limit_and_given() -> None:
         {"parallel_tool_calls": True}, {"service_tier": "auto"}, {"modalities": ["text"]}, {"logprobs": False},
         {"logprobs": None, "top_logprobs": None}, {"stop": None}, {"stop": []}, {"seed": None}, {"user": None},
         {"max_tokens": None, "max_completion_tokens": 4}, {"stream": False}, {"stream_options": None},
+        {"stop": [c * 1024 for c in "abcd"]},
         {"top_k": -1}, {"top_k": 0}, {"temperature": 0}, {"temperature": 1}, {"presence_penalty": 0},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
         {"messages": [{"role": "developer", "content": "x"}, {"role": "assistant", "content": "y", "refusal": None}]},

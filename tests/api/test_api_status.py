@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import socket
 
 import pytest
 from api_rig import MODEL, Served, begins, session_view
 
+from calserve.core.config import SchedulerConfig
 from calserve.core.events import Shutdown
 from calserve.core.outcomes import FinishReason
 from calserve.core.snapshot import EngineSnapshot
@@ -148,8 +150,9 @@ def test_shutdown_fails_readiness_at_once_and_lets_streams_end(served: Served) -
         "POST", "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True}
     ) as response:
         served.on_loop(served.service.begin_shutdown, 10 * 10**9)
-        served.on_loop(served.service.begin_shutdown, 99 * 10**9)
+        served.on_loop(served.service.begin_shutdown, 99 * 10**9)  # who asks again does not want to wait
         assert served.engine.wait_post(Shutdown) == Shutdown(served.now_ns + 10 * 10**9)
+        assert served.engine.wait_post(Shutdown, 2) == Shutdown(served.now_ns)
         assert served.client.get("/health/ready").status_code == 503
         assert served.client.get("/health/live").status_code == 200
         assert served.client.get("/v1/models").json()["data"] == []
@@ -164,7 +167,39 @@ def test_shutdown_fails_readiness_at_once_and_lets_streams_end(served: Served) -
     assert "and whole" in body
     assert body.endswith("data: [DONE]\n\n")
     assert served.wait_closed() == 0
-    assert sum(isinstance(post, Shutdown) for post in served.engine.posts) == 1
+
+
+def test_body_that_never_ends_does_not_hold_a_drain(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    with caplog.at_level("INFO"), socket.create_connection(("127.0.0.1", served.port), 10) as sock:
+        sock.sendall(head)
+        for _ in range(100_000):
+            if served.on_loop(lambda: len(served.service._drain_calls)):
+                break
+        served.on_loop(served.service.begin_shutdown, 10 * 10**9)
+        received = b""
+        while data := sock.recv(65536):
+            received += data
+    assert received.startswith(b"HTTP/1.1 503 ")
+    assert b"connection: close" in received
+    assert b"model_draining" in received
+    assert served.wait_closed() == 0
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    drains = [record.getMessage() for record in caplog.records if record.name == "calserve.service.service"]
+    assert drains == ["draining: 0 open streams get at most 10.0 s"]
+
+
+def test_process_that_ends_without_a_drain_waits_for_no_body(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", served.port), 10) as sock:
+        sock.sendall(head)
+        for _ in range(100_000):
+            if served.on_loop(lambda: len(served.service._drain_calls)):
+                break
+        served.engine.outlet.exit(75, "unknown DMA")
+        assert b" 503 " in sock.recv(65536)
+    assert served.wait_closed() == 75
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize(("code", "word"), [(0, "shutting_down"), (75, "device_fault"), (70, "internal_error")])
@@ -181,11 +216,13 @@ def test_process_end_tells_every_open_stream(served: Served, code: int, word: st
 
 
 @pytest.mark.slow
-def test_engine_that_does_not_end_by_the_deadline_is_left_behind(served: Served) -> None:
+def test_engine_that_does_not_end_by_the_deadline_is_left_behind() -> None:
+    served = Served(SchedulerConfig(overdue_grace_ns=0))
     served.engine.script = begins("half")
     with served.client.stream(
         "POST", "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True}
     ) as response:
-        served.on_loop(served.service.begin_shutdown, 0)  # then 2 s of grace, in wall time
+        served.on_loop(served.service.begin_shutdown, 0)  # then 2 s for the order to arrive, in wall time
         assert '"code":"shutting_down"' in response.read().decode()
     assert served.wait_closed() == 70
+    served.close()

@@ -140,7 +140,13 @@ def test_cancel_asks_for_open_members_only_and_close_drops_what_is_late() -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [(0, FinishReason.SHUTDOWN), (75, FinishReason.DEVICE_FAULT), (70, FinishReason.INTERNAL)]
+    ("code", "reason"),
+    [
+        (0, FinishReason.SHUTDOWN),
+        (70, FinishReason.INTERNAL),
+        (75, FinishReason.DEVICE_FAULT),
+        (76, FinishReason.SHUTDOWN),
+    ],
 )
 def test_exit_ends_every_open_member_once_and_the_first_exit_wins(code: int, reason: FinishReason) -> None:
     async def body(bridge: Bridge, posts: list[Any]) -> None:

@@ -1,9 +1,12 @@
 """The configuration: the seed's file as written there, defaults, overrides, and mistakes by name."""
 
+import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from calserve.cli.app import app
 from calserve.core.config import SchedulerConfig, TenantPolicy
 from calserve.service.config import ConfigError, check_profiles, check_proofs, load_config
 
@@ -96,6 +99,15 @@ def test_tenants_are_read(write) -> None:
         ("a: !!python/object/apply:os.system [ls]", ["YAML"]),
         (b"\xff\xfe\x00", ["YAML"]),
         ("[" * 1500, ["YAML"]),
+        ("[" * 3000, ["nested too deeply"]),
+        ("schema: calculet-scheduler/v1\nadmission: {max_waiting_requests: 2020-13-45}\n", ["month"]),
+        ("schema: calculet-scheduler/v1\nadmission: {max_waiting_requests: " + "1" * 5000 + "}\n", ["YAML"]),
+        ("schema: calculet-scheduler/v1\n? [a]\n: 1\n", ["line 2", "list or a mapping"]),
+        ("schema: calculet-scheduler/v1\n{a: 1}: 1\n", ["line 2", "list or a mapping"]),
+        ('schema: calculet-scheduler/v1\nmodel_alias: "a\\uD800"\n', ["model_alias", "printable"]),
+        ('schema: calculet-scheduler/v1\nmodel_alias: "a\\n"\n', ["model_alias", "printable"]),
+        ("schema: calculet-scheduler/v1\nmodel_alias: unknown\n", ["model_alias", "unknown"]),
+        ('schema: calculet-scheduler/v1\ntenants: {"": {}}\n', ["tenants", "empty"]),
         (
             "schema: calculet-scheduler/v1\nqueues: {short_prefill_max_tokens: 600, medium_prefill_max_tokens: 600}\n",
             ["medium_prefill_max_tokens", "600"],
@@ -108,6 +120,7 @@ def test_mistake_is_one_sentence_that_names_the_key(write, text: str | bytes, wo
     sentence = str(error.value)
     assert "scheduler.yaml" in sentence
     assert "\n" not in sentence
+    assert "<unicode string>" not in sentence
     for word in words:
         assert word in sentence
 
@@ -117,6 +130,24 @@ def test_file_that_is_missing_or_a_directory_is_one_sentence(tmp_path: Path) -> 
         with pytest.raises(ConfigError) as error:
             load_config(path)
         assert str(path) in str(error.value)
+
+
+def test_file_that_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=r"not a regular file"):
+            load_config(path)
+
+
+def test_alias_comes_from_the_environment_and_other_names_of_ours_are_no_configuration(write) -> None:
+    environ = {"CALSERVE_MODEL_ALIAS": "5", "CALSERVE_RUNTIME_DIR": "/x", "CALSERVE_MODELS": "/y"}
+    assert load_config(write(SEED), environ).model_alias == "5"
+    assert load_config(write(SEED), environ, {"model_alias": "flag"}).model_alias == "flag"
+
+
+def test_override_below_a_value_that_is_no_mapping_is_named(write) -> None:
+    with pytest.raises(ConfigError, match=r"tenants\.a must be a mapping"):
+        load_config(write("schema: calculet-scheduler/v1\ntenants: {a: 5}\n"), {}, {"tenants.a.weight": "2"})
 
 
 def test_environment_overrides_the_file_and_flags_override_both(write) -> None:
@@ -144,6 +175,11 @@ def test_environment_overrides_the_file_and_flags_override_both(write) -> None:
         ({}, {"foo.bar": "1"}, "foo"),
         ({}, {"batch.profiles": "["}, "batch.profiles"),
         ({}, {"schema.x": "1"}, "schema"),
+        ({}, {"admission.max_waiting_requests": "2020-13-45"}, "max_waiting_requests"),
+        ({}, {"admission.max_waiting_requests": "1" * 5000}, "max_waiting_requests"),
+        ({}, {"admission.max_waiting_requests": "[" * 3000}, "max_waiting_requests"),
+        ({}, {"admission.max_waiting_requests": "{[a]: 1}"}, "max_waiting_requests"),
+        ({}, {"tenants.weight": "2"}, "tenants"),
     ],
 )
 def test_wrong_override_is_named(environ: dict[str, str], flags: dict[str, str], word: str) -> None:
@@ -167,3 +203,10 @@ def test_more_than_is_proven_stops_the_start_with_the_capability() -> None:
         check_proofs(SchedulerConfig(max_in_flight=2), {"batch_lanes"})
     with pytest.raises(ConfigError, match="batch_lanes"):
         check_proofs(SchedulerConfig(profiles=(1, 4)), {"concurrent_jobs"})
+
+
+@pytest.mark.parametrize("host", ["", "  "])
+def test_empty_host_is_refused_before_anything_is_loaded(host: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "--model", str(tmp_path), "--host", host])
+    assert result.exit_code == 1
+    assert "--host" in result.output

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from calserve.service.terms import Ending, FinishReason, Refusal, RefusalKind
+from calserve.service.terms import Ending, FaultClass, FinishReason, Refusal, RefusalKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,13 @@ ENDS: Mapping[FinishReason, ErrorShape] = MappingProxyType(
     }
 )
 
+# An end by the request's own fault: its bias, penalties and minimum together bar every token.
+NO_TOKEN_LEFT = ErrorShape(
+    400, _INVALID, "invalid_value", "The request's settings leave no token to choose; ask for less of them."
+)
+# The stage of a failure that says so, as `core.retirement` names it.
+_SAMPLING = "sampling"
+
 # What the HTTP layer itself refuses.
 NOT_FOUND = ErrorShape(404, _INVALID, "not_found", "There is nothing at this path.")
 METHOD_NOT_ALLOWED = ErrorShape(405, _INVALID, "method_not_allowed", "This path does not take this method.")
@@ -96,6 +103,7 @@ BODY_TOO_SLOW = ErrorShape(408, _INVALID, "body_timeout", "The body did not arri
 WRONG_CONTENT_TYPE = ErrorShape(
     415, _INVALID, "unsupported_media_type", "The body must be JSON, sent with 'Content-Type: application/json'."
 )
+NOT_HTTP = ErrorShape(400, _INVALID, "invalid_http", "This is not a valid HTTP request.")
 MODEL_NOT_READY = ErrorShape(503, _UNAVAILABLE, "model_not_ready", "The model is not ready.", 5)
 UNKNOWN_REQUEST = ErrorShape(404, _INVALID, "request_not_found", "There is no open request by this id.")
 FAULT = ENDS[FinishReason.INTERNAL]
@@ -140,11 +148,21 @@ def refusal_error(refusal: Refusal, message: str = "", param: str | None = None)
     return error(REFUSALS[refusal.kind], message, param, refusal.limit, refusal.given)
 
 
-def ending_error(ending: Ending) -> ApiError | None:
-    """The error an ending is told as; None when it is an answer (`stop`, `length`)."""
+def ending_error(ending: Ending, prompt_field: str | None = None) -> ApiError | None:
+    """The error an ending is told as; None when it is an answer (`stop`, `length`).
+
+    prompt_field: the field to shorten when the request is too long.
+    """
     if ending.reason in (FinishReason.STOP, FinishReason.LENGTH):
         return None
     if ending.reason is FinishReason.REFUSED:
         assert ending.refusal is not None, f"{ending.request} was refused without a reason"
-        return refusal_error(ending.refusal)
-    return error(ENDS[ending.reason])
+        is_prompt = ending.refusal.kind in (RefusalKind.TOO_LONG, RefusalKind.TOO_LARGE_FOR_KV)
+        return refusal_error(ending.refusal, param=prompt_field if is_prompt else None)
+    return error(NO_TOKEN_LEFT if _is_own_fault(ending) else ENDS[ending.reason])
+
+
+def _is_own_fault(ending: Ending) -> bool:
+    """A board may blame a request too, but then for what this server made of it: only sampling is the client's."""
+    failure = ending.failure
+    return failure is not None and failure.fault is FaultClass.REQUEST and failure.stage == _SAMPLING

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
 
@@ -104,7 +104,7 @@ class GenerateRoutes:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, parse: Callable[[bytes, int], Parsed]) -> None:
         try:
-            body = await read_body(scope, receive, self._limits.max_bytes, self._limits.timeout_s)
+            body = await self._read(scope, receive)
         except Disconnected:
             return
         parsed = body if isinstance(body, errors.ApiError) else parse(body, self._service.now_ns())
@@ -127,6 +127,16 @@ class GenerateRoutes:
         if isinstance(stream, Stream) and stream.is_stalled:
             await _abort(receive, send)
 
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | errors.ApiError:
+        """Nobody waits for the rest of a body once a drain began: its request could not be taken any more."""
+        try:
+            async with asyncio.timeout(None) as drain:
+                with self._service.told_of_drain(lambda: drain.reschedule(0.0)):
+                    return await read_body(scope, receive, self._limits.max_bytes, self._limits.timeout_s)
+        except TimeoutError:
+            error = errors.error(errors.REFUSALS[RefusalKind.MODEL_DRAINING])
+            return replace(error, headers=(*error.headers, (b"connection", b"close")))
+
     def _shape(self, id: str, asked: Common, ask: Ask) -> Shape:
         head = Head(id, int(self._unix_time()), ask.model, ask.n)
         has_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
@@ -147,7 +157,7 @@ class GenerateRoutes:
 async def _send_stream(send: Send, stream: Stream, shape: Shape) -> None:
     """The status line waits for the first news, so that a request that is refused gets its own status."""
     parts = await stream.wait_parts()
-    error = _first_error(parts)
+    error = _first_error(parts, shape)
     if error is not None:
         await send_error(send, error)
         return
@@ -170,7 +180,7 @@ async def _send_whole(send: Send, stream: Stream, shape: Shape) -> None:
     answers = [Answer() for _ in stream.members]
     while any(answer.reason is None for answer in answers):
         parts = await stream.wait_parts()
-        error = _first_error(parts)
+        error = _first_error(parts, shape)
         if error is not None:
             await send_error(send, error)
             return
@@ -180,12 +190,13 @@ async def _send_whole(send: Send, stream: Stream, shape: Shape) -> None:
             else:
                 answers[index].text.append(item.text)
                 answers[index].choices.extend(item.choices)
+                answers[index].offsets.extend(item.offsets)
     await send_json(send, 200, shape.body(answers), [(b"x-request-id", stream.id.encode())])
 
 
-def _first_error(parts: Sequence[tuple[int, Delivery | Ending]]) -> errors.ApiError | None:
+def _first_error(parts: Sequence[tuple[int, Delivery | Ending]], shape: Shape) -> errors.ApiError | None:
     for _, item in parts:
-        error = errors.ending_error(item) if isinstance(item, Ending) else None
+        error = errors.ending_error(item, shape.prompt_field) if isinstance(item, Ending) else None
         if error is not None:
             return error
     return None

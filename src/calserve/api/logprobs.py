@@ -21,9 +21,6 @@ class TokenView:
     hidden: Collection[int]
     top: int
 
-    def shown(self, choices: Sequence[Choice]) -> list[Choice]:
-        return [choice for choice in choices if choice.token not in self.hidden]
-
     def text(self, token: int) -> str:
         """OpenAI's form for a token that is part of a character: `bytes:\\xe2\\x82`."""
         raw = self.token_bytes(token)
@@ -36,29 +33,27 @@ class TokenView:
 def chat_logprobs(view: TokenView, choices: Sequence[Choice]) -> dict[str, Any]:
     """`choices[].logprobs` of chat completions."""
     content = []
-    for choice in view.shown(choices):
+    for choice in choices:
+        if choice.token in view.hidden:
+            continue
         entry = _chat_entry(view, choice.token, choice.logprob or 0.0)
         entry["top_logprobs"] = [_chat_entry(view, token, value) for token, value in choice.top[: view.top]]
         content.append(entry)
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(view: TokenView, choices: Sequence[Choice], offset: int) -> dict[str, Any]:
-    """`choices[].logprobs` of completions. offset: characters of the choice's text before the first token."""
-    shown = view.shown(choices)
-    tokens = [view.text(choice.token) for choice in shown]
-    offsets = []
-    for choice in shown:
-        offsets.append(offset)
-        offset += len(view.token_bytes(choice.token).decode("utf-8", "ignore"))
+def completion_logprobs(view: TokenView, choices: Sequence[Choice], offsets: Sequence[int]) -> dict[str, Any]:
+    """`choices[].logprobs` of completions. offsets: where in the choice's text each token's text begins, parallel."""
+    pairs = [(c, offset) for c, offset in zip(choices, offsets, strict=True) if c.token not in view.hidden]
+    shown = [choice for choice, _ in pairs]
     return {
-        "tokens": tokens,
+        "tokens": [view.text(choice.token) for choice in shown],
         "token_logprobs": [choice.logprob for choice in shown],
         "top_logprobs": [
             {view.text(token): value for token, value in (choice.top or ((choice.token, choice.logprob),))}
             for choice in shown
         ],
-        "text_offset": offsets,
+        "text_offset": [offset for _, offset in pairs],
     }
 
 

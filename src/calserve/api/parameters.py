@@ -23,11 +23,15 @@ from calserve.service.terms import InvalidParameter, SamplingParams, parse_sampl
 COMPLETION_MAX_TOKENS = 16
 # No context is longer; above it a number is a mistake and no arithmetic should see it.
 TOKENS_MAX = 1 << 31
-# Ours: OpenAI admits 4 stop strings; each costs a little per token.
-STOPS_MAX, STOP_CHARS_MAX = 16, 1024
+# Ours: OpenAI admits 4 stop strings; each costs a little per token, and building their automaton some microseconds
+# per character.
+STOPS_MAX, STOP_CHARS_MAX, STOP_CHARS_TOTAL_MAX = 16, 1024, 4096
 STOP_TOKEN_IDS_MAX = 128
+# Ours: a message costs a few bytes to send and some microseconds to render.
+MESSAGES_MAX = 4096
 # OpenAI's limits.
 COMPLETION_LOGPROBS_MAX = 5
+LOGIT_BIAS_MAX = 100
 ROLES = ("system", "developer", "user", "assistant")
 # No no-op value is longer, and no logit bias of 1,024 entries.
 _NO_OP_BYTES_MAX, _LOGIT_BIAS_BYTES_MAX = 64, 1 << 16
@@ -35,8 +39,12 @@ _SHOWN_CHARS = 64
 
 B = TypeVar("B", bound=Common)
 
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING_FIELD = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+# msgspec's sentences. An unknown field's name is the client's, and may have anything in it, backticks too.
+_PATH = r"(?: - at `\$((?:\.\w+|\[[0-9.]+\])*)`)?"
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`" + _PATH, re.DOTALL)
+_MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`" + _PATH)
+_OTHER = re.compile(r"(.*?)" + _PATH, re.DOTALL)
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Invalid(Exception):
@@ -57,7 +65,7 @@ def parse_completion(body: bytes, arrived_ns: int) -> tuple[CompletionBody, Ask]
         asked = _decode(_COMPLETION, body)
         prompts = _prompts(asked.prompt)
         _check_inert(asked, "")
-        limit = asked.max_tokens if asked.max_tokens is not None else COMPLETION_MAX_TOKENS
+        limit = _max_tokens(asked) or COMPLETION_MAX_TOKENS
         logprobs = _bounded("logprobs", asked.logprobs, 0, COMPLETION_LOGPROBS_MAX)
         return asked, _ask(asked, "cmpl", arrived_ns, limit, _sampling(asked, logprobs), prompts=prompts)
     except Invalid as invalid:
@@ -68,21 +76,25 @@ def parse_chat(body: bytes, arrived_ns: int) -> tuple[ChatBody, Ask] | errors.Ap
     """`POST /v1/chat/completions`."""
     try:
         asked = _decode(_CHAT, body)
+        if len(asked.messages) > MESSAGES_MAX:
+            raise Invalid("messages", f"messages may have at most {MESSAGES_MAX}, not {len(asked.messages)}.")
         messages = tuple(_message(i, message) for i, message in enumerate(asked.messages))
         if not messages:
             raise Invalid("messages", "messages must have at least one message.")
         _check_inert(asked, "")
-        _bounded("max_tokens", asked.max_tokens, 1, TOKENS_MAX)
-        _bounded("max_completion_tokens", asked.max_completion_tokens, 1, TOKENS_MAX)
-        if None not in (asked.max_tokens, asked.max_completion_tokens) and (
-            asked.max_tokens != asked.max_completion_tokens
-        ):
-            raise Invalid("max_tokens", "max_tokens and max_completion_tokens differ; send one of them.")
-        limit = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
         sampling = _sampling(asked, _chat_logprobs(asked))
-        return asked, _ask(asked, "chatcmpl", arrived_ns, limit, sampling, messages=messages)
+        return asked, _ask(asked, "chatcmpl", arrived_ns, _max_tokens(asked), sampling, messages=messages)
     except Invalid as invalid:
         return invalid.error
+
+
+def _max_tokens(asked: Common) -> int | None:
+    """OpenAI renamed it for chats; clients use both names on both routes."""
+    _bounded("max_tokens", asked.max_tokens, 1, TOKENS_MAX)
+    _bounded("max_completion_tokens", asked.max_completion_tokens, 1, TOKENS_MAX)
+    if None not in (asked.max_tokens, asked.max_completion_tokens) and asked.max_tokens != asked.max_completion_tokens:
+        raise Invalid("max_tokens", "max_tokens and max_completion_tokens differ; send one of them.")
+    return asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
 
 
 def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
@@ -93,22 +105,25 @@ def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
     except RecursionError:
         raise Invalid(None, "The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Invalid(None, f"The body is not valid JSON: {str(error)[:200]}.") from None
+        reason = str(error)[:200]
+        if "truncated" in reason and _HALF_PAIR.search(body):
+            # The decoder says the same of a text that ends in half of a pair.
+            reason = "it ends early, or has half of a surrogate pair (\\ud800 to \\udfff)"
+        raise Invalid(None, f"The body is not valid JSON: {reason}.") from None
 
 
 def _field_error(text: str) -> Invalid:
     """msgspec's sentence with its path turned into OpenAI's `param`."""
-    message, separator, path = text.rpartition(" - at `$")
-    if not separator:
-        message, path = text, ""
-    parent = path.removesuffix("`").lstrip(".")
-    unknown, missing = _UNKNOWN_FIELD.search(message), _MISSING_FIELD.search(message)
+    unknown, missing = _UNKNOWN_FIELD.fullmatch(text), _MISSING_FIELD.fullmatch(text)
     if unknown:
-        name = _join(parent, _shown(unknown[1]))
-        return Invalid(name, f"{name} is not an option of this server.")
+        name = _join((unknown[2] or "").lstrip("."), _shown(unknown[1]))
+        return Invalid(name, f"{name} is not an option of this route.")
     if missing:
-        name = _join(parent, missing[1])
+        name = _join((missing[2] or "").lstrip("."), missing[1])
         return Invalid(name, f"{name} is required.")
+    other = _OTHER.fullmatch(text)
+    assert other is not None, "the last pattern takes any text"
+    message, parent = other[1], (other[2] or "").lstrip(".")
     return Invalid(parent or None, f"{parent or 'The body'}: {message}.")
 
 
@@ -130,7 +145,7 @@ def _check_inert(struct: msgspec.Struct, parent: str) -> None:
         if len(value) > _NO_OP_BYTES_MAX or _compact(value) not in allowed:
             path = _join(parent, name)
             values = " or ".join(sorted(text.decode() for text in allowed))
-            raise Invalid(path, f"{path} is not supported by this server; it may only be {values}.")
+            raise Invalid(path, f"{path} is not supported by this route; it may only be {values}.")
 
 
 def _compact(value: Raw) -> bytes:
@@ -177,6 +192,10 @@ def _logit_bias(value: Raw | UnsetType) -> object:
         decoded: object = msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError):
         raise Invalid("logit_bias", "logit_bias is not valid JSON.") from None
+    if isinstance(decoded, dict):
+        for key, bias in decoded.items():
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= LOGIT_BIAS_MAX:
+                raise Invalid("logit_bias", f"logit_bias[{_shown(key)!r}] must be a number between -100 and 100.")
     return decoded
 
 
@@ -202,7 +221,6 @@ def _ask(
     if n * max(len(prompts), 1) > MAX_CHOICES:
         field = "prompt" if n == 1 else "n"
         raise Invalid(field, f"{field}: one call may ask for {MAX_CHOICES} choices, not {n * len(prompts)}.")
-    _bounded("max_tokens", max_tokens, 1, TOKENS_MAX)
     min_tokens = _bounded("min_tokens", asked.min_tokens, 0, TOKENS_MAX) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise Invalid("min_tokens", f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens}).")
@@ -232,6 +250,9 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     for text in stops:
         if not 1 <= len(text) <= STOP_CHARS_MAX:
             raise Invalid("stop", f"a stop string must have 1 to {STOP_CHARS_MAX} characters, not {len(text)}.")
+    total = sum(map(len, stops))
+    if total > STOP_CHARS_TOTAL_MAX:
+        raise Invalid("stop", f"stop may have at most {STOP_CHARS_TOTAL_MAX} characters together, not {total}.")
     return tuple(dict.fromkeys(stops))
 
 

@@ -81,6 +81,7 @@ class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     repetition_penalty: float | None = None
     logit_bias: Raw | UnsetType = UNSET
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     min_tokens: int | None = None
     n: int | None = None
     stop: str | list[str] | None = None
@@ -108,7 +109,6 @@ class ChatBody(Common, frozen=True):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     audio: Inert = UNSET

@@ -7,6 +7,7 @@ SIGINT drain, end with the service's exit code.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from calserve.api.protocol import Protocol
 from calserve.service.service import DEFAULT_DRAIN_NS, Service
 
 # For bytes that are already written to reach clients that read; nothing runs for them any more.
@@ -65,9 +67,10 @@ async def serve(
         drain_ns: what SIGTERM and SIGINT give open streams to end in.
         takes_signals: False where this does not run on the main thread, which alone may take them.
     """
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # what it says of starting and stopping, we say
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

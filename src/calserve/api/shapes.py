@@ -29,13 +29,14 @@ class Answer:
 
     text: list[str] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     usage: Usage = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every part of one answer repeats. created: Unix seconds. prompts_of: members that share one prompt (n)."""
+    """What every part of one answer repeats. created: Unix seconds. sharing: members per prompt (n)."""
 
     id: str
     created: int
@@ -48,13 +49,13 @@ class Shape:
 
     chunk_object = ""
     body_object = ""
+    prompt_field = ""
 
     def __init__(self, head: Head, has_usage_chunk: bool, view: TokenView | None) -> None:
         self.head = head
         self.has_usage_chunk = has_usage_chunk
         self.view = view
         self._cuts: dict[int, tuple[bytes, bytes]] = {}
-        self._offsets: dict[int, int] = {}
 
     # What the endpoints differ in.
 
@@ -65,7 +66,7 @@ class Shape:
     def _delta(self, index: int, text: str | None, logprobs: Any, reason: str | None) -> dict[str, Any]:
         raise AssertionError("a Shape is one of its endpoints")
 
-    def _logprobs(self, index: int, choices: Sequence[Choice], text: str) -> Any:
+    def _logprobs(self, choices: Sequence[Choice], offsets: Sequence[int]) -> Any:
         raise AssertionError("a Shape is one of its endpoints")
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
@@ -73,10 +74,10 @@ class Shape:
 
     # What they share.
 
-    def text(self, index: int, text: str, choices: Sequence[Choice]) -> bytes:
-        """The event that carries `text`; the hot path of a stream."""
+    def text(self, index: int, text: str, choices: Sequence[Choice], offsets: Sequence[int] = ()) -> bytes:
+        """The event that carries `text`; the hot path of a stream. offsets: parallel to choices, see `Delivery`."""
         if self.view is not None:
-            return self._event(self._delta(index, text, self._logprobs(index, choices, text), None))
+            return self._event(self._delta(index, text, self._logprobs(choices, offsets), None))
         cut = self._cuts.get(index)
         if cut is None:
             before, _, after = self._event(self._delta(index, _TEXT, None, None)).rpartition(_TEXT_JSON)
@@ -126,6 +127,7 @@ class ChatShape(Shape):
 
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"
+    prompt_field = "messages"
 
     def first(self, index: int) -> bytes:
         delta = {"role": "assistant", "content": ""}
@@ -135,14 +137,14 @@ class ChatShape(Shape):
         delta = {} if text is None else {"content": text}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, index: int, choices: Sequence[Choice], text: str) -> Any:
+    def _logprobs(self, choices: Sequence[Choice], offsets: Sequence[int]) -> Any:
         return chat_logprobs(self.view, choices) if self.view is not None else None
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": "".join(answer.text), "refusal": None},
-            "logprobs": self._logprobs(index, answer.choices, ""),
+            "logprobs": self._logprobs(answer.choices, answer.offsets),
             "finish_reason": answer.reason.value if answer.reason is not None else None,
         }
 
@@ -152,6 +154,7 @@ class CompletionShape(Shape):
 
     chunk_object = "text_completion"
     body_object = "text_completion"
+    prompt_field = "prompt"
 
     def first(self, index: int) -> bytes:
         return b""
@@ -159,17 +162,13 @@ class CompletionShape(Shape):
     def _delta(self, index: int, text: str | None, logprobs: Any, reason: str | None) -> dict[str, Any]:
         return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, index: int, choices: Sequence[Choice], text: str) -> Any:
-        if self.view is None:
-            return None
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(text)
-        return completion_logprobs(self.view, choices, offset)
+    def _logprobs(self, choices: Sequence[Choice], offsets: Sequence[int]) -> Any:
+        return completion_logprobs(self.view, choices, offsets) if self.view is not None else None
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         return {
             "index": index,
             "text": "".join(answer.text),
-            "logprobs": self._logprobs(index, answer.choices, ""),
+            "logprobs": self._logprobs(answer.choices, answer.offsets),
             "finish_reason": answer.reason.value if answer.reason is not None else None,
         }

@@ -37,9 +37,9 @@ class EventWriter:
             if isinstance(item, Delivery):
                 # Text may be held back (half a character, half a stop string); log-probabilities are not.
                 if item.text or item.choices:
-                    events.append(shape.text(index, item.text, item.choices))
+                    events.append(shape.text(index, item.text, item.choices, item.offsets))
                 continue
-            error = ending_error(item)
+            error = ending_error(item, shape.prompt_field)
             if error is not None:
                 self.is_ended = True
                 events.append(error_event(error))

@@ -99,6 +99,8 @@ def serve(
     with told_in_one_sentence():
         if log_level not in ("debug", "info", "warning", "error"):
             raise Refusal(f"--log-level is debug, info, warning or error, not {log_level!r}.")
+        if not host.strip():
+            raise Refusal("--host needs an address to listen on, such as 127.0.0.1, or 0.0.0.0 for every one.")
         from calserve.cli.serve import ServeOptions, run_serve
         from calserve.observe.logs import setup_logs
 

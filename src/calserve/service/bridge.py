@@ -18,6 +18,7 @@ from typing import TypeAlias
 from calserve.core.events import Cancel, CancelCause, ClientStalled, Event
 from calserve.core.outcomes import Failure, FaultClass, FinishReason, Usage
 from calserve.core.snapshot import SessionView
+from calserve.core.supervisor import EXIT_DONE, EXIT_FORCED
 from calserve.executor.executor import EXIT_BROKEN_INVARIANT
 from calserve.executor.messages import Delivery, Ending, Inspect, Submission
 
@@ -28,7 +29,11 @@ Post: TypeAlias = Callable[[Message], None]
 # of one stream at 50 steps a second, beyond what sockets and the server's own write buffer hold.
 MAX_BLOCKED_ITEMS = 256
 # What open streams are told when the process ends with a code; any other code stands for a device given up.
-_TOLD_AT_EXIT = {0: FinishReason.SHUTDOWN, EXIT_BROKEN_INVARIANT: FinishReason.INTERNAL}
+_TOLD_AT_EXIT = {
+    EXIT_DONE: FinishReason.SHUTDOWN,
+    EXIT_FORCED: FinishReason.SHUTDOWN,
+    EXIT_BROKEN_INVARIANT: FinishReason.INTERNAL,
+}
 
 
 # Something for one member of a stream: the member's index, and what came.

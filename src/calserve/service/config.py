@@ -5,11 +5,14 @@ against a package and a board's proofs. Must not know how a number is used. Life
 ends the start with one sentence.
 
 Sources, later ones win: the defaults of `core.config`, the file, the environment
-(`CALSERVE_ADMISSION__MAX_WAITING_REQUESTS=64`), overrides given as flags (`admission.max_waiting_requests=64`).
+(`CALSERVE_ADMISSION__MAX_WAITING_REQUESTS=64`, `CALSERVE_MODEL_ALIAS=name`), overrides given as flags
+(`admission.max_waiting_requests=64`).
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,9 @@ from calserve.core.config import SchedulerConfig, TenantPolicy
 
 SCHEMA = "calculet-scheduler/v1"
 ENVIRONMENT_PREFIX = "CALSERVE_"
+ALIAS_VARIABLE = "CALSERVE_MODEL_ALIAS"
+# What logs and metrics say of a model that is not served.
+RESERVED_ALIAS = "unknown"
 # A configuration is a page of text; anything larger is the wrong file.
 MAX_FILE_BYTES = 1 << 20
 # Nanoseconds in 64 bits end after 292 years; nobody means more than a day here.
@@ -48,7 +54,11 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Admission(_Section, frozen=True):
-    """max_active_long_prefills is ours: long prompts admitted at once."""
+    """max_active_long_prefills is ours: long prompts admitted at once.
+
+    Every bound here is per session, for each session has its own queue: with `--chips 2` the server as a whole
+    takes twice as many waiting requests, waiting prompt tokens and long prefills. The same goes for a tenant's.
+    """
 
     max_waiting_requests: Positive = _DEFAULT.max_waiting_requests
     max_waiting_prompt_tokens: Positive = _DEFAULT.max_waiting_prompt_tokens
@@ -98,7 +108,7 @@ class Recovery(_Section, frozen=True):
 
 
 class Tenant(_Section, frozen=True):
-    """Ours. 0 means no own limit."""
+    """Ours. 0 means no own limit. Limits are per session, see `Admission`."""
 
     weight: Weight = 1
     max_active_requests: Count = 0
@@ -134,7 +144,8 @@ def load_config(
 
     Args:
         path: a `calculet-scheduler/v1` file, or None for the defaults.
-        environ: the process environment; only names `CALSERVE_<SECTION>__<KEY>` are looked at.
+        environ: the process environment; only `CALSERVE_MODEL_ALIAS` and names `CALSERVE_<SECTION>__<KEY>` are
+            looked at.
         overrides: dotted key to value, as given by flags.
 
     Raises:
@@ -144,7 +155,9 @@ def load_config(
     where = "the configuration" if path is None else str(path)
     for name, value in sorted(environ.items()):
         section, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and separator:
+        if name == ALIAS_VARIABLE:
+            tree["model_alias"] = value  # a name is a text, also where YAML would read a number
+        elif name.startswith(ENVIRONMENT_PREFIX) and separator:
             _override(tree, f"{section}.{key}", value, name)
     for dotted, value in overrides.items():
         _override(tree, dotted, value, dotted)
@@ -159,7 +172,19 @@ def load_config(
             f"{where}: queues.medium_prefill_max_tokens ({file.queues.medium_prefill_max_tokens}) must exceed "
             f"queues.short_prefill_max_tokens ({file.queues.short_prefill_max_tokens})."
         )
+    _check_names(file, where)
     return ServiceConfig(_scheduler(file), file.model_alias)
+
+
+def _check_names(file: _File, where: str) -> None:
+    alias = file.model_alias
+    if alias == RESERVED_ALIAS:
+        raise ConfigError(f"{where}: model_alias must not be {RESERVED_ALIAS!r}, which stands for models not served.")
+    if alias is not None and not alias.isprintable():
+        raise ConfigError(f"{where}: model_alias must have printable characters only, not {ascii(alias)[:80]}.")
+    for name in file.tenants:
+        if not name or not name.isprintable():
+            raise ConfigError(f"{where}: tenants has the name {ascii(name)[:80]}; it must be printable and not empty.")
 
 
 def check_profiles(config: SchedulerConfig, available: Collection[int]) -> None:
@@ -194,11 +219,13 @@ def check_proofs(config: SchedulerConfig, proven: Collection[str]) -> None:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML lets a later key win silently; an operator's second `max_inflight:` must not."""
+    """YAML lets a later key win silently; an operator's second `max_inflight:` must not. Keys are plain words."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"a key on line {key_node.start_mark.line + 1} is a list or a mapping.")
             if key_node.value in seen:
                 raise ConfigError(f"the key {key_node.value!r} stands twice, on line {key_node.start_mark.line + 1}.")
             seen.add(key_node.value)
@@ -207,18 +234,52 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, so it is no configuration.")
-        tree = yaml.load(path.read_text("utf-8"), _UniqueKeys)
+        tree = _parse(_read_bytes(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}.") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())[:200]}).") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid YAML (not UTF-8 at byte {error.start}).") from None
+    except _NoYaml as error:
+        raise ConfigError(f"{path}: not valid YAML ({error}).") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must be a mapping that starts with 'schema: {SCHEMA}'.")
     return tree
+
+
+def _read_bytes(path: Path) -> bytes:
+    """A regular file's bytes. Opened without waiting: a FIFO nobody writes to would hold the start for ever."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise ConfigError("not a regular file, so it is no configuration.")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes, so it is no configuration.")
+    return content
+
+
+class _NoYaml(Exception):
+    """The text is not YAML, or holds a value that is none (a date that does not exist); `str()` says where."""
+
+
+def _parse(text: str) -> Any:
+    try:
+        return yaml.load(text, _UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" on line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise _NoYaml(f"{' '.join((error.problem or error.context or 'wrong').split())[:200]}{place}") from None
+    except yaml.reader.ReaderError as error:
+        raise _NoYaml(f"the character {error.character!r} at {error.position}") from None
+    except RecursionError:
+        raise _NoYaml("nested too deeply") from None
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
+        # PyYAML's constructors let the errors of what they call through.
+        raise _NoYaml(f"a value cannot be read: {' '.join(str(error).split())[:100]}") from None
 
 
 def _override(tree: dict[str, Any], dotted: str, text: str, source: str) -> None:
@@ -226,19 +287,27 @@ def _override(tree: dict[str, Any], dotted: str, text: str, source: str) -> None
     if separator and (section not in _File.__struct_fields__ or section in ("schema", "model_alias")):
         raise ConfigError(f"{source}: there is no section {section!r}.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except _NoYaml:
         raise ConfigError(f"{source}: {text[:80]!r} is not a value.") from None
     if not separator:
         tree[section] = value
         return
-    below = tree.setdefault(section, {})
-    if not isinstance(below, dict):
-        raise ConfigError(f"{section} must be a mapping.")
+    below = _below(tree, section, section)
     if section == "tenants":
-        tenant, _, key = key.partition(".")
-        below = below.setdefault(tenant, {})
+        # A tenant's name may have dots; its keys do not.
+        tenant, _, key = key.rpartition(".")
+        below = _below(below, tenant, f"{section}.{tenant}")
     below[key] = value
+
+
+def _below(tree: dict[str, Any], key: str, name: str) -> dict[str, Any]:
+    below = tree.setdefault(key, {})
+    if not isinstance(below, dict):
+        raise ConfigError(f"{name} must be a mapping.")
+    return below
 
 
 def _sentence(error: str) -> str:

@@ -70,7 +70,7 @@ def member_ids(stream: str, count: int) -> tuple[str, ...]:
 def submissions(
     ask: Ask, model: ServedModel[PackageFacts], members: Many[str], prompts: Many[Many[int]], context: int | None
 ) -> list[Submission]:
-    """One submission per member.
+    """One submission per member. Time grows with members, prompts, stop strings and penalties: not for a loop.
 
     Args:
         prompts: token ids, one per prompt; none is empty.

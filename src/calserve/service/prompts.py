@@ -1,7 +1,7 @@
 """Prompts to token ids, with everything about them that needs the model.
 
 Owns the early refusals: too many bytes to fit, ids the model does not have, a chat for a model without a template.
-Must not know HTTP or scheduling. The heavy part runs on the tokenizing pool.
+Must not know HTTP, scheduling, or on which thread it runs: `early_refusal` is quick, `token_ids` is not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from calserve.core.outcomes import Refusal, RefusalKind
 from calserve.service.catalogue import PackageFacts, ServedModel
 from calserve.service.generation import Ask, Refused
-from calserve.service.tokenizing import TokenizingPool
 from calserve.text import ChatError, InvalidText
 
 # No vocabulary's tokens hold more characters than this on average over a whole prompt: runs of 128 spaces are the
@@ -19,16 +18,15 @@ from calserve.text import ChatError, InvalidText
 CHARACTERS_PER_TOKEN_MAX = 128
 
 
-async def wait_token_ids(pool: TokenizingPool, model: ServedModel[PackageFacts], ask: Ask) -> list[list[int]] | Refused:
-    """The ids of every prompt of `ask`, none empty; or why not."""
-    refused = _early_refusal(model, ask)
-    if refused is not None:
-        return refused
+# A whole answer is built in one piece, on the loop: entries of log-probabilities it may have, some 80 bytes each.
+MAX_WHOLE_LOGPROBS = 65_536
+
+
+def token_ids(model: ServedModel[PackageFacts], ask: Ask) -> list[list[int]] | Refused:
+    """The ids of every prompt of `ask`, none empty; or why not. Its time grows with the prompts."""
     ids = [list(prompt) for prompt in ask.prompts if not isinstance(prompt, str)]
     if not ids:
-        if pool.is_full:
-            return Refused(Refusal(RefusalKind.QUEUE_FULL, pool.max_waiting, pool.max_waiting + 1))
-        tokenized = await pool.run(lambda: _tokenize(model, ask))
+        tokenized = _tokenize(model, ask)
         if isinstance(tokenized, Refused):
             return tokenized
         ids = tokenized
@@ -37,7 +35,8 @@ async def wait_token_ids(pool: TokenizingPool, model: ServedModel[PackageFacts],
     return ids
 
 
-def _early_refusal(model: ServedModel[PackageFacts], ask: Ask) -> Refused | None:
+def early_refusal(model: ServedModel[PackageFacts], ask: Ask) -> Refused | None:
+    """What is wrong with `ask` and can be seen without tokenizing."""
     width = model.package.vocab_size
     for prompt in ask.prompts:
         if isinstance(prompt, str):
@@ -51,15 +50,43 @@ def _early_refusal(model: ServedModel[PackageFacts], ask: Ask) -> Refused | None
                 return _invalid(field, f"{field} has the token id {token}; ids go from 0 to {width - 1}.")
     if ask.messages and model.template is None:
         return _invalid("messages", "This model has no chat template; use /v1/completions.")
-    characters = max(_sizes(ask), default=0)
-    most = model.package.context * CHARACTERS_PER_TOKEN_MAX
+    return _too_long(model.package.context, ask) or _too_large_whole(model.package.context, ask)
+
+
+def _too_long(context: int, ask: Ask) -> Refused | None:
+    characters, field = max(_sizes(ask), default=0), "messages" if ask.messages else "prompt"
+    most = context * CHARACTERS_PER_TOKEN_MAX
     if characters > most:
         return Refused(
             Refusal(RefusalKind.TOO_LONG, most, characters),
             f"The prompt has {characters} characters; no prompt of more than {most} can fit the model's context.",
-            "messages" if ask.messages else "prompt",
+            field,
+        )
+    # A message takes a token at the least, and its characters what they take.
+    tokens = len(ask.messages) + characters // CHARACTERS_PER_TOKEN_MAX
+    if tokens > context:
+        return Refused(
+            Refusal(RefusalKind.TOO_LONG, context, tokens),
+            f"{len(ask.messages)} messages of {characters} characters take at least {tokens} tokens; "
+            f"the model takes at most {context}.",
+            field,
         )
     return None
+
+
+def _too_large_whole(context: int, ask: Ask) -> Refused | None:
+    if ask.is_streaming or ask.sampling.logprobs is None:
+        return None
+    choices = ask.n * max(len(ask.prompts), 1)
+    entries = choices * min(ask.max_new_tokens or context, context) * (1 + ask.sampling.logprobs)
+    if entries <= MAX_WHOLE_LOGPROBS:
+        return None
+    field = "top_logprobs" if ask.messages and ask.sampling.logprobs else "logprobs"
+    return _invalid(
+        field,
+        f"{field}: {choices} choices of so many tokens would have up to {entries} log-probabilities; an answer that is "
+        f"not streamed may have {MAX_WHOLE_LOGPROBS}.",
+    )
 
 
 def _sizes(ask: Ask) -> Iterable[int]:
@@ -70,7 +97,6 @@ def _sizes(ask: Ask) -> Iterable[int]:
 
 
 def _tokenize(model: ServedModel[PackageFacts], ask: Ask) -> list[list[int]] | Refused:
-    """On a thread of the pool."""
     try:
         if ask.messages:
             assert model.template is not None, "checked before"

@@ -1,6 +1,7 @@
 """The service: everything between a checked request and the engine's inbox, and the server's own state.
 
-Owns the way of a request (look the model up, tokenize, submit, read, let go), health answers, and the orderly end.
+Owns the way of a request (look the model up, build it beside the loop, submit, read, let go), health answers, and
+the orderly end.
 Must not know HTTP. Life: made on the event loop once the executor exists; `begin_shutdown` closes its door;
 `wait_ended` gives the process's exit code.
 """
@@ -8,6 +9,7 @@ Must not know HTTP. Life: made on the event loop once the executor exists; `begi
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,22 +17,25 @@ from functools import partial
 
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import CancelCause, Shutdown
-from calserve.core.outcomes import FinishReason, Refusal, RefusalKind
+from calserve.core.outcomes import FinishReason, Refusal, RefusalKind, Usage
 from calserve.core.snapshot import EngineSnapshot
-from calserve.executor.messages import Inspect
+from calserve.executor.messages import Ending, Inspect, Submission
 from calserve.service.bridge import Bridge, Stream
 from calserve.service.catalogue import Catalogue, PackageFacts, ServedModel, is_ready
 from calserve.service.generation import Ask, Refused, member_ids, new_id, submissions
-from calserve.service.prompts import wait_token_ids
+from calserve.service.prompts import early_refusal, token_ids
 from calserve.service.tokenizing import TokenizingPool
+
+_log = logging.getLogger(__name__)
 
 # How long the engine thread may take to answer a question before it counts as stuck. It never blocks for longer
 # than one `submit`, which does not block.
 ANSWER_S = 5.0
-# After the drain's deadline: for the last endings to be written, and for `core` to order the end.
+# After the last moment at which `core` orders the end (the drain and `overdue_grace_ns`, with 0, 75 or 76): for the
+# order to arrive here.
 EXIT_GRACE_NS = 2_000_000_000
-# The engine did not end by its deadline (sysexits' EX_SOFTWARE).
-EXIT_DRAIN_OVERRUN = 70
+# No order came: the engine is stuck, which is a fault of ours (sysexits' EX_SOFTWARE) and says nothing of the device.
+EXIT_ENGINE_STUCK = 70
 DEFAULT_DRAIN_NS = 10_000_000_000
 
 
@@ -73,6 +78,8 @@ class Service:
         self._is_draining = False
         self._inspection: asyncio.Future[EngineSnapshot] | None = None
         self._loop = asyncio.get_running_loop()
+        self._drain_calls: set[Callable[[], None]] = set()
+        bridge.exit_code.add_done_callback(lambda _: self._tell_drain())
 
     # Requests
 
@@ -81,24 +88,32 @@ class Service:
         return self._clock()
 
     async def submit(self, ask: Ask) -> Stream | Refused:
-        """Tokenize and hand over. `core` still may refuse each member: its ending then carries the refusal."""
+        """Build and hand over. `core` still may refuse each member: its ending then carries the refusal."""
         if self.is_draining:
             return Refused(Refusal(RefusalKind.MODEL_DRAINING))
         model = self._catalogue.find(ask.model)
         if model is None:
             return Refused(Refusal(RefusalKind.UNKNOWN_MODEL))
-        prompts = await wait_token_ids(self._pool, model, ask)
-        if isinstance(prompts, Refused):
-            return prompts
+        refused = early_refusal(model, ask)
+        if refused is not None:
+            return refused
+        if self._pool.is_full:
+            return Refused(Refusal(RefusalKind.QUEUE_FULL, self._pool.max_waiting, self._pool.max_waiting + 1))
+        id = new_id(ask.label)
+        context = self._catalogue.context(ask.model, self._bridge.sessions)
+        try:
+            async with asyncio.timeout((ask.arrived_ns + self._scheduler.deadline_default_ns - self._clock()) / 1e9):
+                made = await self._pool.run(partial(_build, ask, model, id, context))
+        except TimeoutError:
+            return _overdue(id)
+        if isinstance(made, Refused):
+            return made
         if self.is_draining:
             return Refused(Refusal(RefusalKind.MODEL_DRAINING))
-        return self._hand_over(ask, model, prompts)
+        return self._hand_over(ask, id, made)
 
-    def _hand_over(self, ask: Ask, model: ServedModel[PackageFacts], prompts: list[list[int]]) -> Stream:
-        context = self._catalogue.context(ask.model, self._bridge.sessions)
-        id = new_id(ask.label)
-        stream = Stream(id, member_ids(id, len(prompts) * ask.n), wakes_on_text=ask.is_streaming)
-        made = submissions(ask, model, stream.members, prompts, context)
+    def _hand_over(self, ask: Ask, id: str, made: list[Submission]) -> Stream:
+        stream = Stream(id, [submission.event.request for submission in made], wakes_on_text=ask.is_streaming)
         self._bridge.open(stream)
         for submission in made:
             self._bridge.post(submission)
@@ -165,7 +180,8 @@ class Service:
         long prefill has a long one, and neither new requests nor an idle board change the answer.
         """
         if self._bridge.exit_code.done():
-            return Liveness(False, "the engine has ended")
+            # After an orderly end the last answers are still leaving; without one a supervisor should step in.
+            return Liveness(self._is_draining, "ending" if self._is_draining else "the engine has ended")
         snapshot = await self.inspect()
         if snapshot is None:
             return Liveness(False, f"the engine has not answered for {ANSWER_S:.0f} s")
@@ -188,16 +204,36 @@ class Service:
         """Whether the door is closed: a drain began, or the engine ended without one."""
         return self._is_draining or self._bridge.exit_code.done()
 
+    @contextmanager
+    def told_of_drain(self, call: Callable[[], None]) -> Iterator[None]:
+        """Within it, `call` is called when a drain begins, or at once when one already has; once."""
+        if self.is_draining:
+            call()
+        else:
+            self._drain_calls.add(call)
+        try:
+            yield
+        finally:
+            self._drain_calls.discard(call)
+
     def begin_shutdown(self, drain_ns: int = DEFAULT_DRAIN_NS) -> None:
-        """Readiness ends at once; open streams end, or are told, within `drain_ns`. Idempotent."""
+        """Readiness ends at once; open streams end, or are told, within `drain_ns`. A second call hurries: now.
+
+        The process ends with 0 once the board is released; with 75 or 76 when that takes longer than `drain_ns` and
+        the scheduler's `overdue_grace_ns` (75: a job has not come back and may still write our memory); with 70 when
+        the engine has not said even that `EXIT_GRACE_NS` later.
+        """
         if self._is_draining:
-            return
+            drain_ns = 0  # who asks twice does not want to wait; `core` and the timers below keep the earlier end
         self._is_draining = True
+        _log.info("draining: %d open streams get at most %.1f s", self.open_streams, drain_ns / 1e9)
+        self._tell_drain()
         self._bridge.post(Shutdown(self._clock() + drain_ns))
-        self._loop.call_later((drain_ns + EXIT_GRACE_NS) / 1e9, self._overrun)
+        last_ns = drain_ns + self._scheduler.overdue_grace_ns + EXIT_GRACE_NS
+        self._loop.call_later(last_ns / 1e9, self._overrun)
 
     async def wait_ended(self) -> int:
-        """The process's exit code, once `core` ordered the end (or did not by the deadline)."""
+        """The process's exit code, once `core` ordered the end (or the engine turned out to be stuck)."""
         return await asyncio.shield(self._bridge.exit_code)
 
     @property
@@ -207,13 +243,32 @@ class Service:
     def close(self) -> None:
         self._pool.close()
 
+    def _tell_drain(self) -> None:
+        while self._drain_calls:
+            self._drain_calls.pop()()
+
     def _overrun(self) -> None:
         self._bridge.end_process(
-            EXIT_DRAIN_OVERRUN, "the engine did not end by the drain's deadline", FinishReason.SHUTDOWN
+            EXIT_ENGINE_STUCK, "the engine did not order the end by its deadline", FinishReason.SHUTDOWN
         )
 
     def _reply(self, future: asyncio.Future[EngineSnapshot], snapshot: EngineSnapshot) -> None:
         self._loop.call_soon_threadsafe(_settle, future, snapshot)
+
+
+def _build(ask: Ask, model: ServedModel[PackageFacts], id: str, context: int | None) -> list[Submission] | Refused:
+    """On a thread of the pool: tokenizing, stop strings and penalties take time in proportion to the request."""
+    prompts = token_ids(model, ask)
+    if isinstance(prompts, Refused):
+        return prompts
+    return submissions(ask, model, member_ids(id, len(prompts) * ask.n), prompts, context)
+
+
+def _overdue(id: str) -> Stream:
+    """What became of a request whose deadline passed in the line before the tokenizing pool: a stream that ended."""
+    stream = Stream(id, (id,), wakes_on_text=False)
+    stream.push(0, Ending(id, FinishReason.DEADLINE, Usage(0, 0)))
+    return stream
 
 
 def _settle(future: asyncio.Future[EngineSnapshot], snapshot: EngineSnapshot) -> None:

@@ -1,8 +1,8 @@
 """The tokenizing pool: the only threads of this ring.
 
-Owns a bounded number of threads and a bounded line in front of them, so that a flood of long prompts cannot hold
-the event loop, nor grow memory. Must not know prompts, templates or models: it runs what it is given. Life: made
-once, closed at exit.
+Owns a bounded number of threads and a bounded line in front of them, so that a flood of long prompts, or of choices
+with many stop strings, cannot hold the event loop, nor grow memory. Must not know prompts, templates or models: it
+runs what it is given. Life: made once, closed at exit.
 """
 
 from __future__ import annotations
