@@ -1,4 +1,4 @@
-"""DESIGN.md section 3 as a test: who may import whom, where threads may stand, and how large a room may be."""
+"""The rings of ARCHITECTURE.md as a test: who may import whom, where threads may stand, and how large a room may be."""
 
 import ast
 import re

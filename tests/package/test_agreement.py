@@ -62,6 +62,6 @@ def test_check_agreement_holds_each_bound(weights: str, numerics: str, top1: flo
 
 
 def test_check_agreement_refuses_the_four_bit_reader() -> None:
-    """DESIGN.md section 4: top-1 0.781, smallest cosine -0.38."""
+    """A reader that rounds zero points measured top-1 0.781 and a smallest cosine of -0.38."""
     with pytest.raises(PackageError):
         check_agreement(Agreement(353, 0.781, 0.7, 20.0, 1.0, -0.38, 0.99), "int8", "fast")

@@ -28,7 +28,7 @@ def items() -> list[dict[str, Any]]:
 
 
 def top1(path: Path, items: list[dict[str, Any]]) -> float:
-    """DESIGN.md section 4: argmax against `top5_ids[0]`, one teacher-forced pass over prompt and greedy tokens."""
+    """Agreement: argmax against `top5_ids[0]`, one teacher-forced pass over prompt and greedy tokens."""
     package = open_package(path)
     kv = package.kv
     geometry = Geometry(int(kv["n_layers"]), int(kv["n_kv_heads"]), int(kv["head_dim"]))
