@@ -93,7 +93,8 @@ class PlainProgress:
         return _PlainStep(self.line, title, total, unit)
 
     def line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._stream.write(f"{text}\n")  # in one piece: a log line of another thread must not part them
+        self._stream.flush()
 
 
 class _RichStep:
