@@ -49,6 +49,8 @@ def run_worker(options: WorkerOptions, open_board: OpenBoard) -> None:
 
 
 def _side(options: WorkerOptions, open_board: OpenBoard) -> Side:
+    if options.side not in SIDES:
+        raise SystemExit(f"there is no side {options.side!r}; there are {', '.join(SIDES)}")
     if options.side == "client":
         from calserve.bench.client import measure
 
