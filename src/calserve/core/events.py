@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from calserve.core.board import SessionFacts, StepTime
-from calserve.core.outcomes import Failure, RowEnd
+from calserve.core.outcomes import BoardNote, Failure, RowEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,22 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class ResetDone:
+    """before, after: how the board stood around the reset, for its record."""
+
     session: str
     generation: int
     failure: Failure | None = None
+    before: BoardNote | None = None
+    after: BoardNote | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoardAnomaly:
+    """The board's own account does not add up (its job counters do not close): two jobs at once are in doubt."""
+
+    session: str
+    generation: int
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,5 +213,6 @@ Event = (
     | Warmed
     | Released
     | ResetDone
+    | BoardAnomaly
     | Tick
 )

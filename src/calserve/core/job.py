@@ -56,7 +56,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One job. `execution_deadline_ns` is on the engine's clock; the executor reports JobOverdue past it."""
+    """One job, its times on the engine's clock.
+
+    execution_deadline_ns: the executor reports JobOverdue past it. submit_by_ns: the queue deadline (seed 003,
+        section 9.1); a job that is not with the board by then is not submitted any more and rolls back; 0: none.
+    """
 
     job: int
     generation: int
@@ -66,3 +70,4 @@ class JobSpec:
     bank: Bank
     execution_deadline_ns: int
     rows: tuple[Row, ...]
+    submit_by_ns: int = 0

@@ -92,3 +92,12 @@ class Failure:
     code: int
     fault: FaultClass
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BoardNote:
+    """How a board stood at one moment, for the record: its versions (name, value) and its health in one sentence."""
+
+    versions: tuple[tuple[str, str], ...]
+    is_healthy: bool
+    health: str = ""

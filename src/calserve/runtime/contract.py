@@ -86,7 +86,8 @@ class GraphContract:
 
     inputs/outputs: by exact name, roles fixed by the layout (see `encoding`).
     csr_names: registers set per job, in the order (current sequence length, total sequence length); empty if none.
-    logits_tile: rows of the logits come in tiles of this many elements (1 = plain); from metadata, never assumed.
+    logits_tile: layout of the logits; from metadata, never assumed. 1: plain, [rows, vocab]. T > 1: tiled along the
+        vocabulary, the tensor's shape is [ceil(vocab / T), rows, T], so element v of row r stands at [v // T, r, v % T].
     min_flat_tokens: a job with fewer tokens is padded by the encoder with a row into a scratch unit.
     expected_step_ns: from the package, or None until measured at warm-up.
     """
@@ -210,13 +211,18 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One phase (h2d, compute, d2h) of a job on a chip, on the board's clock."""
+    """One phase (h2d, compute, d2d, d2h) of a job on a chip, on the board's clock.
+
+    core: the CalCore of the chip that worked, -1 for a phase that none of them runs. bank: which job bank held it.
+    """
 
     chip: int
     job: int
     phase: str
     begin_ns: int
     end_ns: int
+    core: int = -1
+    bank: Bank = Bank.AUTO
 
 
 @dataclass(frozen=True, slots=True)
