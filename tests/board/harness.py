@@ -170,7 +170,8 @@ class Hand:
         assert status is not None
         assert (status.status, status.ticket) == (StatusKind.DONE, flying.ticket)
         logits = flying.buffers.output("logits")
-        rows = [None if at is None else logits[at].copy() for at in logits_index(flying.contract, flying.spec)]
+        index = logits_index(flying.contract, flying.spec)
+        rows = [None if at is None else row_of(flying.contract, logits, at) for at in index]
         self.give_back(flying.buffers)
         return rows
 
@@ -199,6 +200,13 @@ def choose_graph(session: Session, task: Task, rows: Sequence[Row]) -> str | Non
 
     fitting = [contract.profile for contract in session.graphs.values() if fits(contract)]
     return min(fitting, key=lambda profile: profile.batch).name if fitting else None
+
+
+def row_of(contract: GraphContract, logits: np.ndarray, row: int) -> np.ndarray:
+    """A copy of one row, whatever the layout the graph's metadata names."""
+    if contract.logits_tile == 1:
+        return logits[row].copy()
+    return logits[:, row, :].reshape(-1)[: contract.vocab_size].copy()
 
 
 def best(logits: np.ndarray) -> int:

@@ -10,7 +10,7 @@ from core_rig import EVERYTHING, MS, Rig, fault, paged_facts, submits
 from calserve.core.commands import Command, Configure, Release, Reset, ResetScope, Warm
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import JobDone, JobOverdue, Load, Released, ResetDone, RowResult, Shutdown, Unload
-from calserve.core.outcomes import FaultClass, RowEnd
+from calserve.core.outcomes import Failure, FaultClass, RowEnd
 from calserve.core.states import GenerationState as G
 from calserve.core.supervisor import EXIT_UNKNOWN_DMA
 
@@ -35,9 +35,9 @@ def streaming(rig: Rig | None = None) -> Rig:
 @pytest.mark.parametrize(
     ("kind", "reason", "state"),
     [
-        (F.REQUEST, "internal", G.RECOVERING),  # its lane is fenced: only a new generation has it again
-        (F.PROGRAMMING, "internal", G.RECOVERING),
-        (F.TRANSIENT, "device_fault", G.RECOVERING),
+        (F.REQUEST, "internal", G.READY),  # its lane is fenced, the other three serve on
+        (F.PROGRAMMING, "internal", G.READY),
+        (F.TRANSIENT, "device_fault", G.READY),
         (F.LIFECYCLE, "device_fault", G.RECOVERING),
         (F.DEVICE, "device_fault", G.RECOVERING),
         (F.UNKNOWN, "device_fault", G.RECOVERING),
@@ -52,7 +52,7 @@ def test_job_failed_each_class_has_its_end_and_its_aftermath(kind: F, reason: st
     rig.failed(kind)
     assert (rig.reason("r1"), rig.view.state) == (reason, state)
     assert rig.finished["r1"].failure == fault(kind)
-    assert any(isinstance(o, Reset) for o in rig.orders) == (state is G.RECOVERING)
+    assert any(isinstance(o, Reset) for o in rig.orders) == (kind in (F.DEVICE, F.UNKNOWN))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,6 @@ def test_job_failed_each_class_has_its_end_and_its_aftermath(kind: F, reason: st
     [
         (F.REQUEST, "internal"),
         (F.PROGRAMMING, "internal"),
-        (F.TRANSIENT, "device_fault"),
         (F.LIFECYCLE, "device_fault"),
     ],
 )
@@ -88,13 +87,113 @@ def test_job_failed_its_lanes_are_fenced_the_others_end_and_the_generation_is_re
     assert (rig.view.state, rig.view.generation, rig.view.lanes_by_state["free"]) == (G.READY, 2, 3)
 
 
-def test_job_failed_when_fenced_lanes_leave_no_room_the_generation_is_rebuilt() -> None:
+def test_job_failed_when_fenced_lanes_leave_no_room_the_generation_is_rebuilt_without_a_reset() -> None:
     rig = streaming()
     commands = rig.failed(F.REQUEST)
     assert rig.view.state is G.RECOVERING
+    assert commands[-1] == Release("s", 1, fault(F.REQUEST))
     assert "waits" not in rig.finished
-    rig.lifecycle(commands)
+    assert rig.send(Released("s", 1)) == [Configure("s", 2, "p")]
+    rig.lifecycle(rig.send(rig.answer(Configure("s", 2, "p"))))
     assert (rig.view.state, rig.rows) == (G.READY, ["waits"])
+    assert ("resets" in rig.counters, rig.counters["rebuilds"]) == (False, 1)
+
+
+def fenced_one_of_four(units: int = 64) -> Rig:
+    """A job of class request came back bad: its lane holds what nobody knows, three lanes are well."""
+    rig = Rig(facts=paged_facts(units=units)).up()
+    rig.submit("bad", prompt=40, new=4)
+    rig.failed(F.REQUEST)
+    assert (rig.view.state, rig.view.lanes_by_state["unknown"]) == (G.READY, 1)
+    return rig
+
+
+def test_fenced_lane_the_others_serve_on_and_never_touch_it() -> None:
+    rig = fenced_one_of_four()
+    (fenced,) = [lane.index for lane in rig.engine.supervisor.sessions["s"].worker.serving.ledger.lanes if lane.units]  # type: ignore[union-attr]
+    for name in ("a", "b", "c"):
+        rig.submit(name, new=3)
+    while rig.jobs:
+        assert fenced not in {row.lane for row in rig.spec.rows}
+        rig.done()
+    assert {rig.reason(name) for name in ("a", "b", "c")} == {"length"}
+    assert (rig.view.generation, rig.view.state) == (1, G.READY)
+
+
+def test_fenced_half_of_the_lanes_the_generation_is_rebuilt_and_the_running_end_first() -> None:
+    rig = fenced_one_of_four()
+    rig.submit("worse", new=4)
+    rig.failed(F.REQUEST)
+    assert (rig.view.state, rig.counters["cramped_generations"]) == (G.RECOVERING, 1)
+
+
+def test_fenced_units_that_keep_the_head_out_for_good_ask_for_a_rebuild() -> None:
+    rig = fenced_one_of_four(units=8)  # 3 of 8 units of 16 are fenced
+    rig.submit("runs", new=2)
+    rig.submit("fits_what_is_left", prompt=60, new=10)  # 5 units, and one is promised to `runs`
+    assert (rig.view.state, rig.view.waiting_reason) == (G.READY, "kv_units")
+    rig.done()
+    rig.done()
+    assert rig.rows == ["fits_what_is_left"]
+    rig.submit("large", prompt=60, new=30)  # 6 units: never beside the fence
+    assert rig.view.state is G.DRAINING
+    assert "large" not in rig.finished
+    commands: list[Command] = []
+    while rig.jobs:
+        commands = rig.done()
+    rig.lifecycle(commands)
+    assert (rig.reason("fits_what_is_left"), rig.rows, rig.view.generation) == ("length", ["large"], 2)
+
+
+def test_transient_failure_after_submit_backs_off_and_the_unseen_request_starts_over() -> None:
+    rig = Rig(config=SchedulerConfig(transient_backoff_ns=5 * MS)).up()
+    rig.submit("r1", new=2)
+    assert submits(rig.failed(F.TRANSIENT)) == []
+    assert (rig.view.state, rig.view.waiting_reason) == (G.READY, "backing_off")
+    (spec,) = submits(rig.tick(5 * MS))
+    assert (spec.rows[0].request, spec.rows[0].first_position, spec.rows[0].lane) == ("r1", 0, 1)
+
+
+def test_rebuild_the_same_trouble_again_within_the_window_is_a_reset() -> None:
+    rig = Rig(facts=paged_facts(lanes=1)).up()
+    rig.submit("r1")
+    rig.lifecycle(rig.failed(F.REQUEST))
+    rig.submit("r2")
+    assert rig.failed(F.REQUEST)[-1] == Reset("s", 2, ResetScope.SESSION, fault(F.REQUEST))
+    later = Rig(facts=paged_facts(lanes=1)).up()
+    later.submit("r1")
+    later.lifecycle(later.failed(F.REQUEST))
+    later.at(600_000 * MS).submit("r2")
+    assert isinstance(later.failed(F.REQUEST)[-1], Release)
+
+
+def test_rebuild_whose_release_fails_becomes_a_reset() -> None:
+    rig = Rig(facts=paged_facts(lanes=1)).up()
+    rig.submit("r1")
+    rig.failed(F.REQUEST)
+    broken = fault(F.TRANSIENT, "release", 17)
+    assert rig.send(Released("s", 1, broken)) == [Reset("s", 1, ResetScope.SESSION, broken)]
+    rig.lifecycle(rig.send(ResetDone("s", 1)))
+    assert (rig.view.state, rig.view.generation) == (G.READY, 2)
+
+
+def test_rebuild_unload_in_the_middle_comes_down_after_the_release() -> None:
+    rig = streaming()
+    rig.failed(F.REQUEST)
+    rig.send(Unload("s", 100 * MS))
+    assert rig.refusal("waits") == ("model_draining", 0, 0)
+    assert rig.send(Released("s", 1)) == []
+    assert rig.view.state is G.UNLOADED
+
+
+def test_rebuild_a_device_fault_of_the_job_still_out_makes_it_a_reset() -> None:
+    proven = EVERYTHING | {"concurrent_jobs"}
+    rig = Rig(config=SchedulerConfig(max_in_flight=2), facts=paged_facts(max_in_flight=2, proven=proven)).up()
+    rig.submit("a", new=9)
+    rig.submit("b", new=9)
+    rig.unprepared(F.LIFECYCLE)  # nothing more goes out; the other job is on the device
+    assert rig.view.state is G.DRAINING
+    assert isinstance(rig.failed(F.DEVICE)[-1], Reset)
 
 
 # --- a job that never started ---------------------------------------------------------------------------
@@ -288,9 +387,50 @@ def test_recovery_beyond_the_reset_budget_is_failed_and_the_window_forgives() ->
     assert (later.view.state, later.counters["resets"]) == (G.READY, 4)
 
 
-def test_recovery_a_failed_reset_ends_the_process_after_everyone_was_told() -> None:
+def test_recovery_a_failed_reset_is_followed_by_the_next_wider_one() -> None:
+    rig = streaming(Rig(SchedulerConfig(max_resets=3), paged_facts(lanes=1, proven=CHIP_RESET)))
+    rig.failed(F.DEVICE)
+    broken = fault(F.DEVICE, "reset", 25)
+    assert rig.send(ResetDone("s", 1, broken)) == [Reset("s", 1, ResetScope.CHIP, broken)]
+    assert rig.send(ResetDone("s", 1, broken)) == [Reset("s", 1, ResetScope.CONFIGURATION, broken)]
+    assert "waits" not in rig.finished
+    rig.lifecycle(rig.send(ResetDone("s", 1)))
+    assert (rig.view.state, rig.rows) == (G.READY, ["waits"])
+    assert (rig.counters["resets"], rig.counters["failed_resets"]) == (3, 2)
+
+
+def test_recovery_wider_resets_are_within_the_budget() -> None:
+    rig = streaming(Rig(SchedulerConfig(max_resets=1), paged_facts(lanes=1, proven=CHIP_RESET)))
+    rig.failed(F.DEVICE)
+    rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
+    assert rig.exit is not None
+    assert (rig.exit.code, rig.counters["resets"]) == (EXIT_UNKNOWN_DMA, 1)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_recovery_a_wider_reset_takes_a_sibling_along_only_where_the_process_would_end(restarts: bool) -> None:
+    rig = Rig(SchedulerConfig(restart_on_unknown_dma=restarts)).up("a", model="ma").up("b", model="mb")
+    rig.submit("r1", model="ma")
+    rig.failed(F.DEVICE)
+    rig.send(ResetDone("a", 1, fault(F.DEVICE, "reset", 25)))
+    states = [v.state for v in rig.engine.snapshot(0).sessions]
+    assert states == ([G.RECOVERING, G.RECOVERING] if restarts else [G.FAILED, G.READY])
+    assert rig.exit is None
+
+
+def test_recovery_a_lost_job_is_never_answered_by_more_than_a_chip() -> None:
+    rig = overdue(CHIP_RESET)
+    rig.tick(60 * MS)
+    rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
+    assert rig.exit is not None
+    assert rig.exit.code == EXIT_UNKNOWN_DMA
+    assert [o.scope for o in rig.orders if isinstance(o, Reset)] == [ResetScope.CHIP]
+
+
+def test_recovery_a_ladder_of_failed_resets_ends_the_process_after_everyone_was_told() -> None:
     rig = streaming()
     rig.failed(F.DEVICE)
+    rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
     commands = rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
     assert rig.refusal("waits") == ("model_failed", 0, 0)
     assert rig.exit is not None
@@ -301,7 +441,8 @@ def test_recovery_a_failed_reset_ends_the_process_after_everyone_was_told() -> N
 def test_recovery_a_failed_reset_without_restart_is_failed_and_fenced() -> None:
     rig = streaming(Rig(config=SchedulerConfig(restart_on_unknown_dma=False), facts=paged_facts(lanes=1)))
     rig.failed(F.DEVICE)
-    rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
+    for _ in range(2):
+        rig.send(ResetDone("s", 1, fault(F.DEVICE, "reset", 25)))
     assert (rig.view.state, rig.exit) == (G.FAILED, None)
     assert not [o for o in rig.orders if isinstance(o, Release)]
 
@@ -417,7 +558,7 @@ def test_drain_before_a_recovery_is_bounded() -> None:
     rig.done(ends={"bad": RowEnd.ERROR})
     rig.tick(80 * MS)
     assert rig.reason("good") == "device_fault"
-    assert isinstance(rig.done()[-1], Reset)
+    assert isinstance(rig.done()[-1], Release)
 
 
 # --- one thing on top of another ------------------------------------------------------------------------
@@ -457,7 +598,9 @@ def test_unload_in_a_drain_before_recovery_ends_in_the_release() -> None:
     while rig.jobs:
         rig.done()
     assert rig.reason("good") == "length"
-    assert rig.send(ResetDone("s", 1)) == [Release("s", 1)]
+    assert rig.orders[-1] == Release("s", 1, Failure("output", 0, F.ARTIFACT, "row 0 of job 2"))
+    assert rig.send(Released("s", 1)) == []
+    assert rig.view.state is G.UNLOADED
 
 
 def test_device_fault_in_an_unload_tells_the_device_fault_and_releases() -> None:
@@ -470,9 +613,30 @@ def test_device_fault_in_an_unload_tells_the_device_fault_and_releases() -> None
     assert (rig.reason("seen"), rig.reason("unseen")) == ("device_fault", "device_fault")
 
 
-def test_a_release_that_fails_is_failed_and_never_configured_over() -> None:
+def test_a_release_that_fails_is_followed_by_a_reset_and_released() -> None:
     rig = Rig().up()
     rig.send(Unload("s", 0))
+    broken = fault(F.DEVICE, "release")
+    assert rig.send(Released("s", 1, broken)) == [Reset("s", 1, ResetScope.SESSION, broken)]
+    assert rig.send(ResetDone("s", 1)) == [Release("s", 1)]
+    assert rig.send(Released("s", 1)) == []
+    assert (rig.view.state, rig.view.failure) == (G.UNLOADED, None)
+
+
+def test_a_release_that_fails_costs_no_sibling_a_reset() -> None:
+    proven = EVERYTHING - {"session_reset"}
+    rig = Rig(facts=paged_facts(proven=proven)).up("a", model="ma").up("b", model="mb")
+    rig.send(Unload("a", 0))
+    rig.send(Released("a", 1, fault(F.DEVICE, "release")))
+    assert [v.state for v in rig.engine.snapshot(0).sessions] == [G.FAILED, G.READY]
+    assert rig.send(Load("a", "ma", "q")) == []
+
+
+def test_a_release_that_fails_twice_is_failed_and_never_configured_over() -> None:
+    rig = Rig().up()
+    rig.send(Unload("s", 0))
+    rig.send(Released("s", 1, fault(F.DEVICE, "release")))
+    rig.send(ResetDone("s", 1))
     rig.send(Released("s", 1, fault(F.DEVICE, "release")))
     assert rig.view.state is G.FAILED
     assert rig.send(Load("s", "m", "q")) == []

@@ -80,7 +80,7 @@ configuring: configured>warming drain>draining fail>failed
 warming: warmed>ready drain>draining fail>failed
 ready: drain>draining fail>failed
 draining: unload>unloading recover>recovering fail>failed
-unloading: released>unloaded fail>failed
+unloading: released>unloaded recover>recovering fail>failed
 recovering: recovered>configuring unload>unloading fail>failed
 failed: load>validating unload>unloading
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from executor_rig import ExecutorRig, byte_tokenizer
+from fault_rig import Make, fault_rigs
 
 from calserve.core.config import SchedulerConfig
 from calserve.package.reader import open_package
@@ -66,3 +67,10 @@ def real_rig(exact_package: Path) -> Iterator[ExecutorRig]:
     made.load()
     yield made
     made.board.close()
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """A loaded rig over a simulated board; the faults count visits from the moment it is Ready."""
+    with fault_rigs() as made:
+        yield made

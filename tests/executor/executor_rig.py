@@ -14,9 +14,10 @@ from calserve.core.events import Cancel, CancelCause, Event, JobOverdue, Load, S
 from calserve.core.outcomes import FinishReason
 from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
+from calserve.executor.audit import BoardAudit
 from calserve.executor.completion import Stray, SubmittedJob, completion_step
 from calserve.executor.engine_step import EngineSteps, Ways
-from calserve.executor.lifecycle import LifecycleOrder, LifecycleSteps
+from calserve.executor.lifecycle import LifecycleOrder, LifecycleSteps, drive
 from calserve.executor.messages import Delivery, Ending, Submission
 from calserve.executor.sequence import GenerationParams, Sequence
 from calserve.runtime.contract import Board, BoardPackage, LoadOptions
@@ -96,7 +97,16 @@ class ExecutorRig:
         self.engine = Engine(self.config)
         self.generations: set[tuple[str, int]] = set()  # that have a completion thread
         ways = Ways(self._keep_job, self._open, self._close, self.orders.append)
-        self.steps = EngineSteps(self.engine, self.outlet, ways, clock, jobs_kept=self.config.max_in_flight)
+        self.events: list[Event] = []  # everything that reached core
+        self.steps = EngineSteps(
+            self.engine,
+            self.outlet,
+            ways,
+            clock,
+            (lambda _now, event, _commands: self.events.append(event),),
+            jobs_kept=self.config.max_in_flight,
+            audit=BoardAudit(board),
+        )
         options = {
             "s0": LoadOptions(
                 tuple(chip.chip for chip in board.describe().chips), max_in_flight=self.config.max_in_flight
@@ -154,11 +164,15 @@ class ExecutorRig:
             if not isinstance(outcome, Stray):
                 return
 
+    def run_order(self) -> None:
+        """The oldest lifecycle order, to its end."""
+        self.steps.take(drive(self.lifecycle.take(self.orders.popleft())))
+
     def settle(self) -> None:
         """Run until nothing is in flight and no order waits."""
         while self.jobs or self.orders:
             if self.orders:
-                self.steps.take(self.lifecycle.take(self.orders.popleft()))
+                self.run_order()
             else:
                 self.retire_one()
 

@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
-from executor_rig import Collected, ExecutorRig, byte_tokenizer
-from harness import prompt
+from executor_rig import ExecutorRig
+from fault_rig import Make, ended, ids_of, right_tokens, settle
 
-from calserve.core.config import SchedulerConfig
 from calserve.core.events import Tick
 from calserve.core.outcomes import FaultClass, FinishReason
 from calserve.core.states import BufferState, GenerationState
 from calserve.executor.completion import Completed, Stray, SubmittedJob, completion_step
-from calserve.executor.messages import Ending
 from calserve.executor.pool import QUARANTINE_LIMIT
 from calserve.runtime.contract import JobStatus, StatusKind
-from calserve.runtime.sim import PROFILES, Fault, FaultPlan, FaultPoint, SimBoard, SimDevice, VirtualClock, sim_package
-from calserve.runtime.sim.oracle import greedy_tokens
-
-Make = Callable[..., ExecutorRig]
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """A loaded rig; the faults count visits from the moment it is Ready."""
-    boards: list[SimBoard] = []
-
-    def made(*faults: Fault, profile: str = "assumed-lanes", jobs: int = 1) -> ExecutorRig:
-        clock, package = VirtualClock(), sim_package(PROFILES[profile])
-        plan = FaultPlan()
-        board = SimBoard(device=SimDevice(PROFILES[profile], clock, plan))
-        boards.append(board)
-        config = SchedulerConfig(max_in_flight=jobs)
-        rig = ExecutorRig(board, package, clock.now_ns, byte_tokenizer(package.vocab_size), config)
-        rig.load()
-        plan.visits.clear()
-        plan.__init__(faults)  # type: ignore[misc]
-        return rig
-
-    yield made
-    for board in boards:
-        board.close()
-
-
-def settle(rig: ExecutorRig) -> None:
-    """As the threads would: run what there is, and when only time helps, let it pass to the next deadline."""
-    for _ in range(1000):
-        rig.settle()
-        due = rig.engine.next_deadline_ns()
-        if due is None:
-            return
-        rig.board.device.clock.advance_to(max(due, rig.clock()))  # type: ignore[attr-defined]
-        rig.post(Tick())
-    raise AssertionError("never came to rest")
-
-
-def ended(rig: ExecutorRig, request: str) -> tuple[Collected, Ending]:
-    told = rig.outlet.told[request]
-    assert told.terminals == 1
-    assert told.ending is not None
-    return told, told.ending
-
-
-def ids_of(rig: ExecutorRig, salt: int = 3) -> list[int]:
-    return prompt(rig.package, 7, salt=salt)
-
-
-def right_tokens(rig: ExecutorRig, n: int, salt: int = 3) -> list[int]:
-    return greedy_tokens(ids_of(rig, salt), n, vocab=rig.package.vocab_size)
+from calserve.runtime.sim import Fault, FaultPoint
 
 
 @pytest.mark.parametrize("profile", ["assumed-lanes", "calculet-2chip"])
@@ -247,7 +191,7 @@ def lost_job(make: Make) -> ExecutorRig:
     while not rig.jobs:
         due = rig.engine.next_deadline_ns()
         if rig.orders:
-            rig.steps.take(rig.lifecycle.take(rig.orders.popleft()))
+            rig.run_order()
         else:
             assert due is not None
             rig.board.device.clock.advance_to(max(due, rig.clock()))  # type: ignore[attr-defined]
@@ -312,3 +256,17 @@ def test_board_that_spoils_buffers_again_and_again_costs_a_bounded_number(make: 
     assert len(pool.quarantined) == QUARANTINE_LIMIT + 1
     assert not rig.jobs
     assert rig.engine.snapshot(rig.clock()).sessions[0].state is not GenerationState.READY
+
+
+def test_lane_that_never_reached_the_board_is_not_released_on_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request cancelled after its admission and before its first job holds nothing there."""
+    rig = make()
+    kv, released = rig.steps.ports["s0"].session.kv, []
+    release = kv.release
+    monkeypatch.setattr(kv, "release", lambda lane: (released.append(lane), release(lane))[1])
+    rig.submit("first", ids_of(rig, 1), 4)
+    rig.submit("second", ids_of(rig, 2), 4)
+    rig.cancel("second")
+    settle(rig)
+    assert released == [rig.specs[0].spec.rows[0].lane]
+    rig.assert_nothing_held()

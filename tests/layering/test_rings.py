@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "text": (),
     "sampling": (),
     "executor": (
-        "core", "runtime.contract", "runtime.encoding", "runtime.errors", "text", "sampling",
+        "core", "runtime.contract", "runtime.checks", "runtime.encoding", "runtime.errors", "text", "sampling",
     ),
     "package": ("core", "runtime.contract"),
     "service": ("executor", "package", "core", "text", "sampling"),
@@ -90,6 +90,14 @@ def test_ring_imports_only_what_it_may(path: Path) -> None:
 def test_leaf_imports_no_other_leaf(path: Path) -> None:
     others = [m for m in _ours(path) if m.split(".")[0] in (*LEAVES, "cli") and m.split(".")[0] != _ring(path)]
     assert not others, f"{_name(path)} imports {others}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if _name(p).startswith("simulate/oracle/")], ids=_name)
+def test_oracle_of_the_simulation_shares_no_code_with_what_it_judges(path: Path) -> None:
+    """A mistake that both make is seen by neither: of ours it may use itself, the board's account and its formula."""
+    allowed = ("simulate.oracle", "runtime.sim.facts", "runtime.sim.oracle")
+    wrong = [module for module in _ours(path) if not _allows(allowed, module)]
+    assert not wrong, f"{_name(path)} imports {wrong}"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if _ring(p) == "core"], ids=_name)

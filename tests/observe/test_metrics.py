@@ -12,6 +12,7 @@ from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
 from calserve.core.outcomes import FinishReason, Refusal, RefusalKind, RowEnd, Usage
 from calserve.core.snapshot import EngineSnapshot, QueueView, SessionView
 from calserve.core.states import GenerationState
+from calserve.observe.board import BoardReading, DeviceReading
 from calserve.observe.metrics import Metrics
 from calserve.observe.requests import Measures
 
@@ -146,6 +147,58 @@ def test_gauges_come_from_the_snapshot_of_the_scrape() -> None:
     assert idle["calserve_lanes", ("m", "active")] == 0
     assert idle["calserve_queue_depth", ("m", "short")] == 0
     assert set(idle) == set(busy)
+
+
+def test_kv_units_are_shown_by_state_and_add_up() -> None:
+    units = {"free": 5, "held": 3, "quarantined": 1, "unknown": 1}
+    views = (_view(kv_units_by_state=units), _view(session="chip-1", kv_units_by_state={**units, "free": 6}))
+    samples = _samples(Metrics(Measures(["m"])), EngineSnapshot(views, {}))
+    assert {state: samples["calserve_kv_units_by_state", ("m", state)] for state in units} == {
+        "free": 11, "held": 6, "quarantined": 2, "unknown": 2,
+    }  # fmt: skip
+
+
+def _reading(**changes: object) -> BoardReading:
+    values: dict[str, object] = {
+        "is_simulated": True,
+        "is_healthy": True,
+        "devices": (DeviceReading(100, 1000, 55.5, None, None, 2), DeviceReading(0, 1000)),
+        "jobs_pending": 1,
+        "jobs_left": 3,
+        "jobs_finished": 40,
+        "buffers_leased": 2,
+        "buffers_quarantined": 1,
+    }
+    return BoardReading(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_board_is_read_at_each_scrape_also_when_the_engine_does_not_answer() -> None:
+    readings = [_reading(), _reading(is_simulated=False, is_healthy=False, jobs_left=0, buffers_leased=0)]
+    metrics = Metrics(Measures(["m"]), lambda: readings.pop(0))
+    first = _samples(metrics, None)
+    assert first["calserve_board_simulated", ()] == 1
+    assert first["calserve_board_healthy", ()] == 1
+    assert first["calserve_board_jobs", ("pending",)] == 1
+    assert first["calserve_board_jobs", ("left",)] == 3
+    assert first["calserve_board_jobs_finished_total", ()] == 40
+    assert first["calserve_buffers", ("leased",)] == 2
+    assert first["calserve_buffers", ("quarantined",)] == 1
+    second = _samples(metrics, None)
+    assert second["calserve_board_simulated", ()] == 0
+    assert second["calserve_board_healthy", ()] == 0
+    assert second["calserve_board_jobs", ("left",)] == 0
+    assert second["calserve_buffers", ("leased",)] == 0
+
+
+def test_what_a_board_cannot_read_has_no_series_and_zero_has_one() -> None:
+    samples = _samples(Metrics(Measures(["m"]), _reading))
+    assert samples["calserve_board_memory_used_bytes", ("0",)] == 100
+    assert samples["calserve_board_memory_used_bytes", ("1",)] == 0
+    assert samples["calserve_board_temperature_celsius", ("0",)] == 55.5
+    assert ("calserve_board_temperature_celsius", ("1",)) not in samples
+    assert not any(name == "calserve_board_power_watts" for name, _ in samples)
+    assert samples["calserve_board_resets_total", ("0",)] == 2
+    assert ("calserve_board_resets_total", ("1",)) not in samples
 
 
 def test_engine_that_does_not_answer_has_no_gauges_and_is_not_up() -> None:

@@ -12,6 +12,7 @@ import structlog
 
 from calserve.core.commands import Emit, Exit, Finish, Reset, ResetScope, SubmitJob
 from calserve.core.events import (
+    BoardAnomaly,
     Cancel,
     CancelCause,
     Configured,
@@ -33,7 +34,7 @@ from calserve.core.events import (
     Warmed,
 )
 from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
-from calserve.core.outcomes import Failure, FaultClass, FinishReason, RowEnd, Usage
+from calserve.core.outcomes import BoardNote, Failure, FaultClass, FinishReason, RowEnd, Usage
 from calserve.observe.logs import setup_logs
 from calserve.observe.record_log import RecordLog
 
@@ -68,7 +69,15 @@ def job(number: int, session: str = "chip0", generation: int = 3, rows: int = 2)
     return SubmitJob(JobSpec(number, generation, session, "decode-b4", Task.DECODE, Bank.AUTO, 0, (row,) * rows))
 
 
-NAMES = {"job": 7, "session": "chip0", "generation": 3, "graph": "decode-b4", "task": "decode", "rows": 2}
+NAMES = {
+    "job": 7,
+    "session": "chip0",
+    "generation": 3,
+    "graph": "decode-b4",
+    "task": "decode",
+    "rows": 2,
+    "sequences": "r, r",
+}
 CAUSE = {"stage": "wait", "code": 18, "fault": "device", "detail": "the watchdog fired"}
 
 
@@ -77,10 +86,19 @@ CAUSE = {"stage": "wait", "code": 18, "fault": "device", "detail": "the watchdog
     [
         (PrepareFailed(7, 3, LOST), {"level": "warning", "event": "a job was not taken", **CAUSE}),
         (JobFailed(7, 3, LOST), {"level": "error", "event": "a job failed", "age_ms": 250, **CAUSE}),
-        (JobOverdue(7, 3), {"level": "warning", "event": "a job is overdue", "age_ms": 250, "stage": "wait"}),
+        (
+            JobOverdue(7, 3),
+            {"level": "warning", "event": "a job is overdue", "age_ms": 250, "stage": "wait", "code": 13},
+        ),
         (
             JobDone(7, 3, (RowResult(RowEnd.NONE, 1), RowResult(RowEnd.ERROR, 0))),
-            {"level": "error", "event": "a job's output cannot be used", "stage": "output", "bad_rows": "[1]"},
+            {
+                "level": "error",
+                "event": "a job's output cannot be used",
+                "stage": "output",
+                "code": 0,
+                "bad_rows": "[1]",
+            },
         ),
     ],
     ids=["prepare", "failed", "overdue", "output"],
@@ -102,13 +120,24 @@ def test_reset_names_its_cause_and_the_jobs_that_are_out_and_its_end_forgets_the
     log(2, Tick(), [reset])
     ordered = {"level": "error", "event": "a reset was ordered", "session": "chip0", "generation": 3, "scope": "chip"}
     assert lines(out) == [ordered | CAUSE | {"jobs_out": "[6, 7]"}]
-    log(3, ResetDone("chip0", 3, LOST), [reset])
+    ill = BoardNote((("firmware", "1.2"), ("runtime", "0.7.6")), False, "a job died")
+    well = BoardNote((("firmware", "1.2"), ("runtime", "0.7.6")), True)
+    boards = {
+        "before": "not healthy: a job died; firmware 1.2, runtime 0.7.6",
+        "after": "healthy; firmware 1.2, runtime 0.7.6",
+    }
+    why = {f"cause_{name}": value for name, value in CAUSE.items()} | {"jobs_out": "[6, 7]"}
+    ended = {"session": "chip0", "generation": 3} | why
+    stuck = Failure("reset", 25, FaultClass.DEVICE, "it did not stop")
+    log(3, ResetDone("chip0", 3, stuck, ill, ill), [reset])
     failed, again = lines(out)
-    assert failed == {"level": "error", "event": "a reset failed", "session": "chip0", "generation": 3} | CAUSE
+    told = {"stage": "reset", "code": 25, "fault": "device", "detail": "it did not stop"}
+    same = {"before": boards["before"], "after": boards["before"]}
+    assert failed == {"level": "error", "event": "a reset failed"} | ended | same | told
     assert again["jobs_out"] == "[6, 7]"
-    log(4, ResetDone("chip0", 3), [job(9, generation=4), Exit(75, "why")])
+    log(4, ResetDone("chip0", 3, None, ill, well), [job(9, generation=4), Exit(75, "why")])
     done, end = lines(out)
-    assert done == {"level": "info", "event": "a reset is done", "session": "chip0", "generation": 3}
+    assert done == {"level": "info", "event": "a reset is done"} | ended | boards
     assert (end["level"], end["exit_code"], end["reason"], end["jobs_out"]) == ("error", 75, "why", "[8, 9]")
 
 
@@ -152,6 +181,26 @@ def test_event_of_a_job_that_is_gone_names_no_session(out: io.StringIO) -> None:
     RecordLog()(0, JobFailed(7, 3, LOST), [])
     (told,) = lines(out)
     assert (told["job"], told["session"], told["generation"], told["age_ms"]) == (7, None, 3, None)
+
+
+def test_requests_of_a_failed_job_are_escaped_and_bounded(out: io.StringIO) -> None:
+    log = RecordLog()
+    names = ["evil\n2026 \x1b[31m", "x" * 10_000, *(f"chatcmpl-{n:032x}" for n in range(30))]
+    rows = tuple(Row(name, lane, (lane,), 0, 1, LogitsWanted.LAST) for lane, name in enumerate(names))
+    log(0, Tick(), [SubmitJob(JobSpec(7, 3, "chip0", "decode-b64", Task.DECODE, Bank.AUTO, 0, rows))])
+    log(1, JobFailed(7, 3, LOST), [])
+    (told,) = lines(out)
+    shown = told["sequences"].split(", ")
+    assert shown[:2] == ["evil\\n2026 \\x1b[31m", "x" * 64]
+    assert told["rows"] == 32
+    assert shown[-1].endswith(f" and {32 - len(shown)} more")
+    assert len(told["sequences"]) < 500
+
+
+def test_board_whose_counters_do_not_close_is_one_warning(out: io.StringIO) -> None:
+    RecordLog()(0, BoardAnomaly("chip0", 3, "1 left"), [])
+    named = {"session": "chip0", "generation": 3, "stage": "counters", "detail": "1 left"}
+    assert lines(out) == [{"level": "warning", "event": "a board's account does not add up"} | named]
 
 
 def test_requests_and_jobs_that_go_well_and_a_full_board_are_no_lines(out: io.StringIO) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from calserve.core.board import SessionFacts
-from calserve.core.commands import Command, Emit, Finish, ReleaseLane, SubmitJob
+from calserve.core.commands import Command, Emit, Finish, ReleaseLane, SubmitJob, Validate
 from calserve.core.job import JobSpec, LogitsWanted
 from calserve.core.outcomes import FinishReason, RowEnd
 
@@ -40,6 +40,7 @@ class NaiveBoard:
     retired: dict[int, JobSpec] = field(default_factory=dict)  # came back in this very call
     fenced_lanes: dict[int, set[int]] = field(default_factory=dict)  # by generation
     fenced_units: dict[int, set[int]] = field(default_factory=dict)
+    doubted: set[str] = field(default_factory=set)  # sessions that may have one job at a time, until a load
     submitted: int = 0
 
     # --- facts going in ---------------------------------------------------------------------------------
@@ -88,6 +89,8 @@ class NaiveBoard:
                     self._hear_job(spec, ended_now)
                 case ReleaseLane():
                     self._hear_release(command)
+                case Validate(session):
+                    self.doubted.discard(session)
         for command in commands:
             match command:
                 case Emit():
@@ -104,7 +107,7 @@ class NaiveBoard:
     def _hear_job(self, spec: JobSpec, ended_now: set[str]) -> None:
         assert spec.job not in self.jobs
         flying = [job for job in self.jobs.values() if job.session == spec.session]
-        assert len(flying) < self.limit, "too many jobs in flight"
+        assert len(flying) < (1 if spec.session in self.doubted else self.limit), "too many jobs in flight"
         graph = next(g for g in self.facts.graphs if g.name == spec.graph)
         assert 1 <= len(spec.rows) <= graph.batch
         assert sum(row.token_count for row in spec.rows) <= graph.max_job_tokens

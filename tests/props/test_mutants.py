@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from test_engine_machine import EngineMachine
 
+from calserve.core.concurrency import Concurrency
+from calserve.core.config import SchedulerConfig
 from calserve.core.events import JobDone
 from calserve.core.flight import Flight, Job
 from calserve.core.kv import KvLedger, KvTransaction, Lane
@@ -129,7 +131,50 @@ def release_under_a_job(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("calserve.core.worker.Worker.in_flight", property(lambda worker: 0))
 
 
+def ignore_the_downgrade(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Concurrency, "lower", lambda room, doubt: None)
+
+
+def forget_the_downgrade_in_a_recovery(patch: pytest.MonkeyPatch) -> None:
+    def opened(room: Concurrency, proven: int) -> None:
+        room.allowed, room.reason = proven, ""
+
+    patch.setattr(Concurrency, "open", opened)
+
+
+def rebuild_onto_the_old_ledger(patch: pytest.MonkeyPatch) -> None:
+    """A generation that is made anew goes on where the old one was."""
+    close = Roster.close
+
+    def keep(self: Roster) -> None:
+        serving = self.serving
+        close(self)
+        self.serving = serving
+
+    patch.setattr(Roster, "close", keep)
+
+
+def hand_over_to_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Who is to go to a sibling leaves this line and arrives in no other."""
+
+    def dropped(self: Roster) -> None:
+        for request in list(self.line) if self.find_sibling() is not None else ():
+            self.line.remove(request)
+            self._forget(request)
+
+    patch.setattr(Roster, "hand_over", dropped)
+
+
+def retry_without_a_pause(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SchedulerConfig, "backoff_ns", lambda config, tries: 0)
+
+
 MUTANTS = [
+    ignore_the_downgrade,
+    forget_the_downgrade_in_a_recovery,
+    rebuild_onto_the_old_ledger,
+    hand_over_to_nobody,
+    retry_without_a_pause,
     drop_the_reservation,
     swap_two_rows,
     swap_two_kv_units,

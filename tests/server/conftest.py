@@ -16,8 +16,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts servers, each with a lock folder of its own; whatever still runs at the end is stopped by id."""
     started: list[Server] = []
 
-    def start(model: Path, *args: str) -> Server:
-        command = calserve("serve", "--model", str(model), "--port", "0", "--log-level", "warning", *args)
+    def start(model: Path | None, *args: str) -> Server:
+        package = () if model is None else ("--model", str(model))
+        command = calserve("serve", *package, "--port", "0", "--log-level", "warning", *args)
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -210,3 +210,13 @@ def test_empty_host_is_refused_before_anything_is_loaded(host: str, tmp_path: Pa
     result = CliRunner().invoke(app, ["serve", "--model", str(tmp_path), "--host", host])
     assert result.exit_code == 1
     assert "--host" in result.output
+
+
+def test_deadlines_of_the_executor_and_of_recovery_are_milliseconds_and_never_nothing(write) -> None:
+    text = SEED.replace("fixed_engine: false", "fixed_engine: false\n  queue_deadline_ms: 250").replace(
+        "restart_on_unknown_dma: true", "restart_on_unknown_dma: true\n  lifecycle_deadline_ms: 60000"
+    )
+    scheduler = load_config(write(text)).scheduler
+    assert (scheduler.queue_deadline_ns, scheduler.lifecycle_deadline_ns) == (250_000_000, 60_000_000_000)
+    with pytest.raises(ConfigError, match=r"executor.queue_deadline_ms: Expected `int` >= 1"):
+        load_config(write(text.replace("queue_deadline_ms: 250", "queue_deadline_ms: 0")))

@@ -79,9 +79,12 @@ class Rig:
         return status
 
     def best(self, spec: JobSpec, buffers: HostBuffers) -> list[int]:
+        contract = self.session.graphs[spec.graph]
         logits = buffers.output("logits")
-        index = logits_index(self.session.graphs[spec.graph], spec)
-        return [int(np.argmax(logits[i])) for i in index]
+        return [
+            int(np.argmax(row_values(logits, i, contract.logits_tile, contract.vocab_size)))
+            for i in logits_index(contract, spec)
+        ]
 
     def run(self, graph: str, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> list[int]:
         spec = self.spec(graph, rows)
@@ -108,3 +111,8 @@ class Rig:
 
 def row_of(lane: int, first: int, count: int) -> Row:
     return Row(f"r{lane}", lane, (lane,), first, count, LogitsWanted.LAST)
+
+
+def row_values(logits: np.ndarray, row: int, tile: int, vocab: int) -> np.ndarray:
+    """One row of either layout, as the device left it, without what stands beyond the vocabulary."""
+    return logits[row] if tile == 1 else np.array([logits[v // tile, row, v % tile] for v in range(vocab)])

@@ -43,14 +43,13 @@ def test_calculet_profile_reserves_the_seeds_bytes_on_each_chip() -> None:
     assert used == rig.board.telemetry(1).memory_used
 
 
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=str)
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
 def test_profile_every_figure_names_its_source(profile: SimProfile) -> None:
     plain = {
-        *("name", "inactive_lane_policy", "banks_overlap", "chips_overlap", "timing", "capabilities"),
-        *("sources", "versions"),
+        *("name", "is_assumed", "timing", "capabilities", "sources", "versions"),
     }
     figures = {f.name for f in fields(profile) if getattr(profile, f.name) is not None} - plain
-    assert figures | {f.name for f in fields(SimTiming)} <= set(profile.sources)
+    assert figures | {f.name for f in fields(SimTiming)} == set(profile.sources)
     assert all(text.startswith(("seed 0", "assumed: ")) for text in profile.sources.values())
     assert set(profile.capabilities) == set(CAPABILITIES)
 
@@ -76,6 +75,13 @@ def test_assumed_profile_names_the_run_that_proves_each_capability() -> None:
         {"max_in_flight": 3},
         {"context": 0},
         {"capabilities": {"telepathy": Evidence.C0}},
+        {"capabilities": {**LANES.capabilities, "telepathy": Evidence.C4}},
+        {"capabilities": {**LANES.capabilities, "batch_lanes": Evidence.C1}},
+        {"is_assumed": False},
+        {"eos_token_ids": (64,)},
+        {"logits_tile": 0},
+        {"session_chips": ()},
+        {"calbins_per_board": 3},
     ],
     ids=str,
 )
@@ -155,6 +161,13 @@ def test_second_configure_is_code_7_on_a_board_with_one_calbin_and_on_shared_chi
     assert board.configure(package, LoadOptions(chips=(0,)), "s", 1)[0] == 0
     assert board.configure(package, LoadOptions(chips=(0, 1)), "t", 1) == (7, None)
     assert board.configure(package, LoadOptions(chips=(1,)), "t", 1)[0] == 0
+
+
+def test_configure_under_a_name_that_is_taken_is_code_2() -> None:
+    board = SimBoard(SMALL)
+    package = sim_package(SMALL)
+    assert board.configure(package, LoadOptions(chips=(0,)), "s", 1)[0] == 0
+    assert board.configure(package, LoadOptions(chips=(1,)), "s", 1) == (2, None)
 
 
 def test_kv_tokens_buy_whole_lanes() -> None:

@@ -71,6 +71,35 @@ def test_board_calculet_profile_gives_the_oracles_tokens() -> None:
     assert rig.generate(prompt, 6, batch=1) == greedy_tokens(prompt, 6, 64)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("tile", "shape"), [(16, (4, 4, 16)), (24, (3, 4, 24)), (64, (1, 4, 64)), (100, (1, 4, 100))])
+def test_board_tiled_logits_stand_where_the_contract_says_and_padding_is_nan(
+    tile: int, shape: tuple[int, ...], dtype: str
+) -> None:
+    rig = Rig.on(replace(SMALL, logits_tile=tile, logits_dtype=dtype))
+    prompt = prompt_of(7)
+    first = rig.prefill(2, prompt)
+    assert first == greedy_tokens(prompt, 1, 64)[0]
+    spec = rig.spec("decode_b4", [row_of(2, 7, 1)])
+    ticket, buffers = rig.start(spec, [[first]])
+    rig.finish(ticket)
+    logits = buffers.output("logits")
+    assert logits.shape == shape == rig.session.graphs["decode_b4"].outputs["logits"].shape
+    if dtype == "bfloat16":
+        logits = (logits.astype(np.uint32) << 16).view(np.float32)
+    flat = [float(logits[v // tile, 2, v % tile]) for v in range(shape[0] * tile)]
+    assert flat[:64] == logits_row(hash_tokens([*prompt, first]), 64)
+    assert np.isnan(flat[64:]).all()
+
+
+def test_calculet_graphs_have_the_seeds_tile_in_their_metadata() -> None:
+    graphs = sim_package(PROFILES["calculet-2chip"]).graphs
+    assert {graph.name: (graph.logits_tile, graph.outputs["logits"].shape) for graph in graphs} == {
+        "prefill_b1": (16, (4, 1, 16)),
+        "decode_b1": (16, (4, 1, 16)),
+    }
+
+
 def test_board_prompt_in_chunks_gives_the_same_token_as_whole() -> None:
     prompt = prompt_of(50)
     rig = Rig.on()

@@ -11,7 +11,7 @@ from sim_rig import LANES, SECOND, SMALL, Rig, prompt_of, row_of
 from calserve.core.job import Bank
 from calserve.runtime.contract import LoadOptions, StatusKind
 from calserve.runtime.encoding import encode
-from calserve.runtime.sim import SimBoard, VirtualClock, sim_package
+from calserve.runtime.sim import PROFILES, SimBoard, VirtualClock, sim_package
 from calserve.runtime.sim.chrome_trace import chrome_trace
 from calserve.runtime.sim.oracle import greedy_tokens
 
@@ -49,11 +49,12 @@ def test_decode_phases_take_the_times_of_the_profile() -> None:
     code, status = rig.session.wait(ticket, 0)
     assert code == 0
     assert (status.h2d_ns, status.device_ns, status.d2h_ns) == (H2D, COMPUTE, D2H)
-    spans = [(s.chip, s.phase, s.begin_ns - now, s.end_ns - now) for s in rig.board.trace(now)]
+    spans = [(s.chip, s.core, s.phase, s.begin_ns - now, s.end_ns - now) for s in rig.board.trace(now)]
     assert spans == [
-        (0, "h2d", 20_000, READ_AT),
-        (0, "compute", READ_AT, KV_AT),
-        (0, "d2h", KV_AT, DONE_AT),
+        (0, -1, "h2d", 20_000, READ_AT),
+        (0, 0, "compute", READ_AT, KV_AT),
+        (0, 1, "compute", READ_AT, KV_AT),
+        (0, -1, "d2h", KV_AT, DONE_AT),
     ]
 
 
@@ -73,7 +74,16 @@ def test_session_over_two_chips_pays_for_traffic_and_traces_both() -> None:
     rig.board, rig.session, rig.generation = board, session, 1
     ticket, _ = rig.start(rig.spec("prefill_b1", [row_of(0, 0, 5)]), [prompt_of(5)])
     assert rig.finish(ticket).device_ns == 4_500_000 + 5 * 10_000
-    assert [(s.chip, s.phase) for s in board.trace(0)][:2] == [(0, "h2d"), (1, "h2d")]
+    spans = [(s.chip, s.core, s.phase, s.end_ns - s.begin_ns) for s in board.trace(0)]
+    assert spans == [
+        *((chip, -1, "h2d", 10_100) for chip in (0, 1)),
+        *((chip, core, "compute", 4_500_000) for chip in (0, 1) for core in (0, 1)),
+        *((chip, -1, "d2d", 50_000) for chip in (0, 1)),
+        *((chip, -1, "d2h", 10_025) for chip in (0, 1)),
+    ]
+    ends = {s.phase: s.end_ns for s in board.trace(0)}
+    begins = {s.phase: s.begin_ns for s in board.trace(0)}
+    assert (ends["compute"], ends["d2d"]) == (begins["d2d"], begins["d2h"])
 
 
 @pytest.mark.parametrize(("when", "changes_result"), [(READ_AT - 1, True), (READ_AT, False)])
@@ -125,6 +135,15 @@ def test_two_banks_overlap_dma_with_compute() -> None:
     assert spans[two, "h2d"] == (READ_AT, READ_AT + H2D)  # while the first computes
     assert spans[two, "compute"] == (KV_AT, KV_AT + COMPUTE)  # one compute engine
     assert spans[one, "d2h"] == (KV_AT, DONE_AT)  # while the second computes
+    banks = {(s.job, s.bank) for s in rig.board.trace(now)}
+    assert banks == {(one, Bank.PING), (two, Bank.PONG)}  # AUTO is never what held a job
+
+
+def test_span_names_the_bank_that_was_asked_for_and_the_jobs_generation() -> None:
+    rig, clock, now = stepped(banks_overlap=False)
+    decode_start(rig, 0, Bank.PONG)
+    clock.advance(DONE_AT)
+    assert {(s.bank, s.generation) for s in rig.board.trace(now)} == {(Bank.PONG, 1)}
 
 
 @pytest.mark.parametrize("how", ["no overlap", "same bank"])
@@ -144,10 +163,11 @@ def test_two_chips_overlap_only_where_the_profile_says_so(overlap: bool, begins:
     clock = VirtualClock(auto_advance=False)
     board = SimBoard(profile, clock=clock)
     for chip in (0, 1):
-        _, session = board.configure(sim_package(profile), LoadOptions(chips=(chip,)), "s", 1)
+        name = f"s{chip}"
+        _, session = board.configure(sim_package(profile), LoadOptions(chips=(chip,)), name, 1)
         rig = Rig(profile)
         rig.board, rig.session, rig.generation, rig.jobs = board, session, 1, chip
-        rig.start(rig.spec("decode_b4", [row_of(0, 0, 1)]), [[5]])
+        rig.start(replace(rig.spec("decode_b4", [row_of(0, 0, 1)]), session=name), [[5]])
     clock.advance(SECOND)
     assert {s.chip: s.begin_ns for s in board.trace(0) if s.phase == "h2d"} == {0: 20_000, 1: begins}
 
@@ -202,7 +222,20 @@ def test_chrome_trace_has_a_process_a_chip_and_microseconds() -> None:
     events = json.loads(chrome_trace(rig.board.trace(now)))["traceEvents"]
     compute = next(event for event in events if event.get("cat") == "compute")
     assert (compute["ph"], compute["pid"], compute["dur"]) == ("X", 0, 11_000.0)
-    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["chip 0", "h2d", "compute", "d2h"]
+    assert compute["args"] == {"job": 3, "bank": "PING", "generation": 1}
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"chip 0"}
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert [threads[tid] for tid in sorted(threads)] == ["DMA H2D", "CalCore 0", "CalCore 1", "DMA D2H"]
+    assert {threads[e["tid"]] for e in events if e.get("cat") == "compute"} == {"CalCore 0", "CalCore 1"}
+
+
+def test_chrome_trace_of_two_chips_shows_the_link_between_them() -> None:
+    rig = Rig.on(PROFILES["calculet-2chip"])
+    rig.prefill(0, prompt_of(5))
+    events = json.loads(chrome_trace(rig.board.trace(0)))["traceEvents"]
+    links = [(e["pid"], e["dur"]) for e in events if e.get("cat") == "d2d"]
+    assert links == [(0, 250.0), (1, 250.0)]  # 5 tokens at 50 microseconds
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["chip 0", "chip 1"]
 
 
 def test_memory_and_running_jobs_survive_the_hosts_restart() -> None:

@@ -5,11 +5,13 @@ An event line is `MILLISECONDS VERB ARGUMENTS`; everything indented below it is 
 
 from __future__ import annotations
 
-from core_rig import MS, Rig, lane_facts, paged_facts
+from dataclasses import replace
+
+from core_rig import MS, Rig, fault, lane_facts, paged_facts
 
 from calserve.core.commands import Command, Emit, Finish, Reset, SubmitJob
 from calserve.core.config import SchedulerConfig
-from calserve.core.events import Cancel, CancelCause, JobOverdue, Shutdown, Unload
+from calserve.core.events import BoardAnomaly, Cancel, CancelCause, JobOverdue, Load, Shutdown, Unload
 from calserve.core.job import JobSpec, LogitsWanted
 from calserve.core.outcomes import FaultClass, RowEnd
 
@@ -49,12 +51,24 @@ def play(rig: Rig, verb: str, words: list[str]) -> list[Command]:
             return rig.send(JobOverdue(int(job), rig.jobs[int(job)].generation))
         case "tick", []:
             return rig.tick(rig.now)
+        case _:
+            return _play_lifecycle(rig, verb, names, given)
+
+
+def _play_lifecycle(rig: Rig, verb: str, names: list[str], given: dict[str, object]) -> list[Command]:
+    match verb, names:
         case "unload", [session]:
             return rig.send(Unload(session, int(str(given["by"]))))
         case "shutdown", []:
             return rig.send(Shutdown(int(str(given["by"]))))
         case "answer", []:
             return answer(rig)
+        case "bad", [kind]:
+            return bad_answer(rig, FaultClass(kind))
+        case "load", [package]:
+            return rig.send(Load("s", "m", package))
+        case "anomaly", [detail]:
+            return rig.send(BoardAnomaly("s", rig.view.generation, detail))
         case _:
             raise ValueError(f"no such event: {verb} {names}")
 
@@ -65,6 +79,12 @@ def answer(rig: Rig) -> list[Command]:
     if isinstance(order, Reset):
         rig.jobs.clear()
     return rig.send(rig.answer(order))
+
+
+def bad_answer(rig: Rig, kind: FaultClass) -> list[Command]:
+    """The lifecycle order that is out fails."""
+    answer = rig.answer(rig.orders[-1])
+    return rig.send(replace(answer, failure=fault(kind, type(answer).__name__.lower())))  # type: ignore[call-arg,type-var]
 
 
 def board(words: list[str]) -> Rig:

@@ -28,10 +28,11 @@ def build_app(
     render_metrics: RenderMetrics,
     limits: BodyLimits = DEFAULT_LIMITS,
     unix_time: Callable[[], float] = time.time,
+    is_simulated: bool = False,
 ) -> ASGIApp:
-    """The whole HTTP interface over one service."""
+    """The whole HTTP interface over one service. is_simulated: models and health say so."""
     generate = GenerateRoutes(service, limits, unix_time)
-    status = StatusRoutes(service, render_metrics, int(unix_time()))
+    status = StatusRoutes(service, render_metrics, int(unix_time()), is_simulated)
     table = routes(
         [
             ("/v1/models", {"GET": status.models}),

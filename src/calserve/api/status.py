@@ -23,12 +23,16 @@ OWNER = "calserve"
 
 class StatusRoutes:
     """started: Unix seconds; shown as each model's `created`. render_metrics: the exposition text, from a snapshot
-    or, when the engine does not answer, from None."""
+    or, when the engine does not answer, from None. is_simulated: whoever asks what is served, or how it is, is told
+    that no hardware stands behind it."""
 
-    def __init__(self, service: Service, render_metrics: RenderMetrics, started: int) -> None:
+    def __init__(
+        self, service: Service, render_metrics: RenderMetrics, started: int, is_simulated: bool = False
+    ) -> None:
         self._service = service
         self._render_metrics = render_metrics
         self._started = started
+        self._mark = {"simulated": True} if is_simulated else {}
 
     async def models(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Only what is Ready: a client that picks from this list is served."""
@@ -44,7 +48,7 @@ class StatusRoutes:
 
     async def model_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._find(scope) is not None:
-            await send_json(send, 200, b'{"status":"ready"}')
+            await self._say(send, 200, "ready")
         elif self._service.has_model(scope["path_params"]["value"]):
             await send_error(send, errors.error(errors.MODEL_NOT_READY))
         else:
@@ -53,17 +57,17 @@ class StatusRoutes:
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         liveness = await self._service.liveness()
         status = "live" if liveness.is_live else "stuck"
-        body = msgspec.json.encode({"status": status, "reason": liveness.reason})
+        body = msgspec.json.encode({"status": status, "reason": liveness.reason, **self._mark})
         await send_json(send, 200 if liveness.is_live else 503, body)
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ready while any model is, and never once a drain began."""
         if self._service.is_draining:
-            await send_json(send, 503, b'{"status":"draining"}')
+            await self._say(send, 503, "draining")
         elif self._service.ready_models():
-            await send_json(send, 200, b'{"status":"ready"}')
+            await self._say(send, 200, "ready")
         else:
-            await send_json(send, 503, b'{"status":"no model is ready"}')
+            await self._say(send, 503, "no model is ready")
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         snapshot = await self._service.inspect()
@@ -76,6 +80,9 @@ class StatusRoutes:
         else:
             await send_error(send, errors.error(errors.UNKNOWN_REQUEST))
 
+    async def _say(self, send: Send, code: int, status: str) -> None:
+        await send_json(send, code, msgspec.json.encode({"status": status, **self._mark}))
+
     def _find(self, scope: Scope) -> ServedName | None:
         wanted = scope["path_params"]["value"]
         return next((name for name in self._service.ready_models() if name.alias == wanted), None)
@@ -87,4 +94,5 @@ class StatusRoutes:
             "created": self._started,
             "owned_by": OWNER,
             "max_model_len": name.context,
+            **self._mark,
         }

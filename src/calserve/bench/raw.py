@@ -41,6 +41,21 @@ class RawLoop:
             self._session.kv.release(lane)
         return Run(lanes * work.new_tokens, seconds)
 
+    def decode_step_ns(self, prompts: Sequence[Sequence[int]], steps: int) -> list[int]:
+        """Durations of `steps` decode steps of all prompts together, each from the end of the one before."""
+        length = len(prompts[0])
+        tokens = self._step(Task.PREFILL, 0, prompts)
+        durations: list[int] = []
+        before = time.monotonic_ns()
+        for step in range(steps):
+            tokens = self._step(Task.DECODE, length + step, [[token] for token in tokens])
+            now = time.monotonic_ns()
+            durations.append(now - before)
+            before = now
+        for lane in range(len(prompts)):
+            self._session.kv.release(lane)
+        return durations
+
     def _step(self, task: Task, first: int, tokens: Sequence[Sequence[int]]) -> list[int]:
         self._job += 1
         count, bank = len(tokens[0]), Bank.AUTO

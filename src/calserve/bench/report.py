@@ -80,6 +80,9 @@ def print_table(samples: Sequence[Samples], sides: Sequence[str], console: Conso
     console.print(times)
 
 
-def write_json(path: Path, samples: Sequence[Samples], facts: Mapping[str, Any]) -> None:
+def write_json(
+    path: Path, samples: Sequence[Samples], facts: Mapping[str, Any], host: Mapping[str, Any] | None = None
+) -> None:
+    """host: every sample of the host's part, where it ran."""
     rows = [{"streams": s.streams, "tokens_per_s": s.rates, "ttft_s": s.ttft, "tpot_s": s.tpot} for s in samples]
-    path.write_text(json.dumps({"facts": dict(facts), "samples": rows}, indent=1))
+    path.write_text(json.dumps({"facts": dict(facts), "samples": rows, "host": dict(host or {})}, indent=1))

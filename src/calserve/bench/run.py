@@ -10,9 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
+from calserve.bench.host import measure_host, print_host
 from calserve.bench.peer_ir import peer_ir
 from calserve.bench.report import Samples, histogram_percentile, print_table, write_json
-from calserve.bench.sides import ServerProcess, SideProcess
+from calserve.bench.sides import BenchError, ServerProcess, SideProcess
 from calserve.bench.workload import Work, make_prompts
 from calserve.package.reader import open_package
 from calserve.progress import Progress
@@ -22,12 +23,16 @@ from calserve.text.tokenizer import Tokenizer
 IDLE_HISTOGRAM = "calserve_job_turnaround_seconds"
 KV_ELEMENT_BYTES = 2  # float16, what packages ask of the board
 PEERS = ("genai", "genai-hints")
+PARTS = ("all", "served", "host")
 SERVED = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """source: the GGUF the package was made from, for the peer's IR; None leaves the peer out and says so."""
+    """source: the GGUF the package was made from, for the peer's IR; None leaves the peer out and says so.
+
+    part: "served", "host" (what a step costs the host), or "all". pairs: of executor and loop, at each batch.
+    """
 
     model: Path
     source: Path | None
@@ -37,12 +42,33 @@ class BenchOptions:
     new_tokens: int = 128
     json_path: Path | None = None
     cache: Path = Path("build/peers")
+    part: str = "all"
+    pairs: int = 8
 
 
 def run_bench(options: BenchOptions, progress: Progress, console: Console) -> None:
-    """Measure and print. Sides alternate within a repeat, so that a slow minute hits all of them."""
+    """Measure and print; the two parts one after the other, each with nothing else loaded."""
+    if options.part not in PARTS:
+        raise BenchError(f"There is no part {options.part!r}; there are {', '.join(PARTS)}.")
     package = open_package(options.model)
     tokenizer = Tokenizer.from_file(package.files["tokenizer"])
+    samples: list[Samples] = []
+    facts: dict[str, Any] = {}
+    if options.part != "host":
+        samples, facts = _run_served(options, package, tokenizer, progress, console)
+    host: dict[str, Any] = {}
+    if options.part != "served":
+        costs = measure_host(options.model, tokenizer, options.pairs, progress)
+        print_host(costs, console)
+        host = costs.as_json()
+    if options.json_path is not None:
+        write_json(options.json_path, samples, facts, host)
+
+
+def _run_served(
+    options: BenchOptions, package: BoardPackage, tokenizer: Tokenizer, progress: Progress, console: Console
+) -> tuple[list[Samples], dict[str, Any]]:
+    """Sides alternate within a repeat, so that a slow minute hits all of them."""
     server = ServerProcess.start(options.model)
     sides: dict[str, SideProcess] = {}
     try:
@@ -71,8 +97,7 @@ def run_bench(options: BenchOptions, progress: Progress, console: Console) -> No
     for name, value in facts.items():
         console.print(f"{name}: {value}")
     console.print(f"server exit code: {facts_code}")
-    if options.json_path is not None:
-        write_json(options.json_path, samples, facts)
+    return samples, facts
 
 
 def _measure(

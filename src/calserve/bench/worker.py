@@ -17,7 +17,7 @@ from calserve.bench.workload import Work
 from calserve.package.reader import open_package
 from calserve.runtime.contract import Board, BoardPackage, LoadOptions
 
-SIDES = ("raw", "bare", "genai", "genai-hints", "client")
+SIDES = ("raw", "bare", "genai", "genai-hints", "client", "overhead")
 
 Side = Callable[[Work], dict[str, Any]]
 OpenBoard = Callable[[BoardPackage], Board]
@@ -66,6 +66,10 @@ def _side(options: WorkerOptions, open_board: OpenBoard) -> Side:
         assert options.ir is not None
         hints = package.settings if options.side == "genai-hints" else {}
         return _timed(GenAiLoop(options.ir, hints, package.max_lanes * package.context).run)
+    if options.side == "overhead":
+        from calserve.bench.overhead import OverheadSide
+
+        return OverheadSide(package, open_board(package)).run
     return _timed(_raw_loop(package, open_board(package)))
 
 

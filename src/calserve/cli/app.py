@@ -19,6 +19,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+prove_app = typer.Typer(
+    help="Prove a capability of a board with a package, and write the evidence.", no_args_is_help=True
+)
+app.add_typer(prove_app, name="prove")
+
 DEFAULT_CACHE = Path("models/sources")
 
 
@@ -85,10 +90,25 @@ def _lane_counts(text: str) -> tuple[int, ...]:
 
 @app.command()
 def serve(
-    model: Annotated[Path, typer.Option(help="A package directory.")],
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="A package directory; with --board sim, a name for the simulated model."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    chips: Annotated[int, typer.Option(min=1, max=2, help="Chips of the board; each serves a copy.")] = 1,
+    board: Annotated[Optional[str], typer.Option(help="openvino or sim; the package's own by default.")] = None,  # noqa: UP045
+    board_profile: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="With --board sim: the kind of board, by name or from a YAML file."),
+    ] = None,
+    fault_plan: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="With --board sim: what goes wrong, and when; a YAML file."),
+    ] = None,
+    chips: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, max=2, help="Chips of the board; each serves a copy where a graph may have one chip."),
+    ] = None,
     config: Annotated[Optional[Path], typer.Option(help="A calculet-scheduler/v1 file.")] = None,  # noqa: UP045
     override: Annotated[Optional[list[str]], typer.Option("--set", help="section.key=value")] = None,  # noqa: UP045
     drain: Annotated[float, typer.Option(min=0, max=3600, help="Seconds open streams get at SIGTERM.")] = 10.0,
@@ -101,11 +121,15 @@ def serve(
             raise Refusal(f"--log-level is debug, info, warning or error, not {log_level!r}.")
         if not host.strip():
             raise Refusal("--host needs an address to listen on, such as 127.0.0.1, or 0.0.0.0 for every one.")
+        if model is None and board != "sim":
+            raise typer.BadParameter("a package directory is needed, unless --board is sim.", param_hint="--model")
+        from calserve.cli.boards import BoardFlags
         from calserve.cli.serve import ServeOptions, run_serve
         from calserve.observe.logs import setup_logs
 
         setup_logs(log_json, log_level)
-        options = ServeOptions(model, host, port, chips, config, _overrides(override or []), drain)
+        flags = BoardFlags(board, model, board_profile, fault_plan, chips)
+        options = ServeOptions(flags, host, port, config, _overrides(override or []), drain)
         raise typer.Exit(run_serve(options))
 
 
@@ -123,9 +147,11 @@ def bench(
     streams: Annotated[str, typer.Option(help="Numbers of concurrent streams.")] = "1,4,8,16",
     repeats: Annotated[int, typer.Option(min=1, max=100)] = 5,
     new_tokens: Annotated[int, typer.Option(min=2)] = 128,
+    part: Annotated[str, typer.Option(help="all, served, or host: what a step costs the host.")] = "all",
+    pairs: Annotated[int, typer.Option(min=1, max=1000, help="Of 200 steps each, executor and direct loop.")] = 8,
     json_path: Annotated[Optional[Path], typer.Option("--json", help="Also write every sample here.")] = None,  # noqa: UP045
 ) -> None:
-    """Served against the raw loop, the bare loop and peers, in one interleaved run."""
+    """Served against the raw loop, the bare loop and peers, in one interleaved run; then what a step costs the host."""
     with told_in_one_sentence():
         from rich.console import Console
 
@@ -139,8 +165,39 @@ def bench(
             repeats=repeats,
             new_tokens=new_tokens,
             json_path=json_path,
+            part=part,
+            pairs=pairs,
         )
         run_bench(options, choose_progress(), Console())
+
+
+@prove_app.command("concurrent-jobs")
+def prove_concurrent_jobs(
+    out: Annotated[Path, typer.Option("-o", "--out", help="The evidence file to write.")],
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="A package directory; with --board sim, a name for the simulated model."),
+    ] = None,
+    board: Annotated[Optional[str], typer.Option(help="openvino or sim; the package's own by default.")] = None,  # noqa: UP045
+    board_profile: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="With --board sim: the kind of board, by name or from a YAML file."),
+    ] = None,
+    soak: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The record of a clean 24 h soak with two jobs in flight."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each sequence, compared one by one.")] = 1000,
+    steps: Annotated[int, typer.Option(min=2, help="Timed decode steps of each set in each run.")] = 200,
+    repeats: Annotated[int, typer.Option(min=1, max=100)] = 5,
+    rows: Annotated[int, typer.Option(min=0, help="Sequences of a set; 0: half the lanes, or one.")] = 0,
+) -> None:
+    """Two jobs in flight: right tokens, a trace that overlaps, and a gain. Exit code 3 when it is not proven."""
+    with told_in_one_sentence():
+        from calserve.cli.prove import ProveFlags, run_prove
+
+        flags = ProveFlags(model, board_profile, soak, out, tokens, steps, repeats, rows)
+        raise typer.Exit(run_prove(flags, board))
 
 
 @app.command("bench-worker", hidden=True)
@@ -159,6 +216,36 @@ def bench_worker(
         run_worker(
             WorkerOptions(side, model, ir, port, alias), lambda package: open_board(package.board, is_shared=True)
         )
+
+
+@app.command()
+def soak(
+    seed: Annotated[int, typer.Option(help="What the run is drawn from.")] = 1,
+    hours: Annotated[Optional[float], typer.Option(help="Virtual hours; an hour if neither is given.")] = None,  # noqa: UP045
+    minutes: Annotated[Optional[float], typer.Option(help="Virtual minutes; real ones with --wall.")] = None,  # noqa: UP045
+    seeds: Annotated[int, typer.Option(min=1, max=100_000, help="This many runs, from --seed on.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes, for several seeds.")] = 1,
+    record: Annotated[Optional[Path], typer.Option(help="Write this run's record here.")] = None,  # noqa: UP045
+    records: Annotated[Path, typer.Option(help="Where failing runs leave theirs.")] = Path("soak-records"),
+    replay: Annotated[Optional[Path], typer.Option(help="Run a record again.")] = None,  # noqa: UP045
+    report: Annotated[Optional[Path], typer.Option(help="Measure recovery by fault kind; .md or .json.")] = None,  # noqa: UP045
+    check_every: Annotated[int, typer.Option(min=0, help="Turns between full scans of core's invariants.")] = 500,
+    shrink: Annotated[bool, typer.Option(help="Make a failing run smaller.")] = True,
+    min_requests: Annotated[int, typer.Option(min=0, help="A run with fewer is too weak.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Run the server against the simulated board on virtual time, under faults, and judge it."""
+    with told_in_one_sentence():
+        from calserve.cli.soak import SoakFlags, run_recovery_report, run_replay, run_soak
+
+        if replay is not None:
+            raise typer.Exit(run_replay(replay, check_every, as_json))
+        if report is not None:
+            raise typer.Exit(run_recovery_report(report, seed))
+        flags = SoakFlags(
+            seed, hours, minutes, seeds, jobs, record, records, check_every, shrink, as_json, min_requests
+        )
+        raise typer.Exit(run_soak(flags))
 
 
 def main() -> None:

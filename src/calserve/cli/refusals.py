@@ -13,12 +13,6 @@ from contextlib import contextmanager
 
 import typer
 
-from calserve.bench.sides import BenchError
-from calserve.package.fault import PackageError
-from calserve.runtime.lock import BoardBusy
-from calserve.service.config import ConfigError
-from calserve.text.template import TemplateError
-
 REFUSED = 1
 
 
@@ -31,8 +25,6 @@ def told_in_one_sentence() -> Iterator[None]:
     """Turn expected failures into their sentence and exit code 1; anything else stays a bug."""
     try:
         yield
-    except (Refusal, BenchError, PackageError, BoardBusy, ConfigError, TemplateError) as refusal:
-        _say(str(refusal))
     except OSError as error:
         if error.errno == errno.ENOSPC:
             _say(f"No space is left on the device{_of(error)}.")
@@ -41,6 +33,38 @@ def told_in_one_sentence() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
+    except Exception as error:
+        if not isinstance(error, _expected()):
+            raise
+        _say(str(error))
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """What is refused with a sentence of its own. Imported when something failed: no command waits for all of them."""
+    from calserve.accept.evidence import EvidenceError
+    from calserve.bench.sides import BenchError
+    from calserve.package.fault import PackageError
+    from calserve.runtime.lock import BoardBusy
+    from calserve.runtime.sim.faults import FaultPlanError
+    from calserve.runtime.sim.figures import ProfileError
+    from calserve.service.config import ConfigError
+    from calserve.simulate.record import RecordError
+    from calserve.simulate.wall.options import SoakError
+    from calserve.text.template import TemplateError
+
+    return (
+        Refusal,
+        BenchError,
+        BoardBusy,
+        ConfigError,
+        EvidenceError,
+        FaultPlanError,
+        PackageError,
+        ProfileError,
+        RecordError,
+        SoakError,
+        TemplateError,
+    )
 
 
 def _of(error: OSError) -> str:

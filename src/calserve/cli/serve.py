@@ -11,13 +11,13 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from calserve.api.app import build_app
 from calserve.api.server import bind, serve
-from calserve.cli.boards import load_options, open_board
+from calserve.cli.boards import BoardFlags, Chosen, chosen_board, read_board
 from calserve.cli.refusals import Refusal
 from calserve.core.engine import Engine
 from calserve.core.events import Load
@@ -28,7 +28,6 @@ from calserve.executor.executor import EXIT_BROKEN_INVARIANT, BoardExecutor, Exe
 from calserve.observe.metrics import Metrics
 from calserve.observe.record_log import RecordLog
 from calserve.observe.requests import Measures
-from calserve.package.reader import open_package
 from calserve.progress import Progress, choose_progress
 from calserve.runtime.contract import Board, BoardPackage, Evidence, LoadOptions
 from calserve.service.bridge import Bridge
@@ -47,10 +46,9 @@ SWITCH_INTERVAL_S = 0.0005
 class ServeOptions:
     """What the flags said. overrides: dotted configuration keys. drain_s: what open streams get at SIGTERM."""
 
-    model: Path
+    board: BoardFlags
     host: str
     port: int
-    chips: int
     config: Path | None
     overrides: Mapping[str, str]
     drain_s: float
@@ -60,7 +58,7 @@ class ServeOptions:
 class Parts:
     """Everything that exists before the event loop does."""
 
-    package: BoardPackage
+    chosen: Chosen
     served: ServedModel[BoardPackage]
     config: ServiceConfig
     board: Board
@@ -75,20 +73,25 @@ def run_serve(options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options.config, os.environ, options.overrides)
     progress = choose_progress()
-    with progress.step("Checking the package"):
-        package = open_package(options.model)
-    check_profiles(config.scheduler, package.profiles)
-    served = _served_model(package, config.model_alias or package.model)
+    with ExitStack() as held:
+        with progress.step("Checking the package"):
+            chosen = held.enter_context(chosen_board(options.board))
+        check_profiles(config.scheduler, chosen.package.profiles)
+        served = _served_model(chosen.package, config.model_alias or chosen.package.model)
+        listening = held.enter_context(closing(_listen(options)))
+        board = held.enter_context(closing(chosen.open()))
+        check_proofs(config.scheduler, _proven(board))
+        sessions = chosen.load_options(config.scheduler.max_in_flight)
+        parts = Parts(chosen, served, config, board, sessions, listening, started)
+        return _run_loop(parts, progress, int(options.drain_s * 1e9))
+
+
+def _listen(options: ServeOptions) -> socket.socket:
     try:
-        listening = bind(options.host, options.port)
+        return bind(options.host, options.port)
     except (OSError, OverflowError) as error:
         detail = getattr(error, "strerror", None) or str(error)
         raise Refusal(f"Cannot listen on {options.host} port {options.port}: {detail}.") from None
-    with closing(listening), closing(open_board(package.board, options.chips)) as board:
-        check_proofs(config.scheduler, _proven(board))
-        sessions = load_options(package, options.chips, config.scheduler.max_in_flight)
-        parts = Parts(package, served, config, board, sessions, listening, started)
-        return _run_loop(parts, progress, int(options.drain_s * 1e9))
 
 
 def _run_loop(parts: Parts, progress: Progress, drain_ns: int) -> int:
@@ -114,10 +117,11 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
     )
     bridge.connect(executor.post)
     service = Service(bridge, catalogue, parts.config.scheduler, time.monotonic_ns)
-    app = build_app(service, Metrics(measures).render)
+    metrics = Metrics(measures, lambda: read_board(parts.board, executor.buffer_counts()))
+    app = build_app(service, metrics.render, is_simulated=parts.board.describe().simulated)
     executor.start()
     for name in parts.sessions:
-        executor.post(Load(name, parts.served.alias, parts.package.hash))
+        executor.post(Load(name, parts.served.alias, parts.chosen.package.hash))
     announcing = asyncio.create_task(_announce(parts, bridge, service, progress))
     code = EXIT_BROKEN_INVARIANT
     try:
@@ -135,7 +139,7 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
 
 async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Progress) -> None:
     """Say when every session is Ready and how to try it. A failed one ends the service and raises Refusal."""
-    with progress.step(f"Loading {parts.served.alias} on {parts.package.board}"):
+    with progress.step(f"Loading {parts.served.alias} on {parts.chosen.about}"):
         while len(views := bridge.sessions) < len(parts.sessions) or not _settled(views):
             await bridge.wait_sessions_changed()
         failed = [view for view in views if view.state is GenerationState.FAILED]
@@ -172,7 +176,7 @@ def _ready_text(parts: Parts, views: tuple[SessionView, ...]) -> str:
     base = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
     lanes = sum(view.lanes_total for view in views)
     took = time.monotonic() - parts.started
-    package = parts.package
+    package = parts.chosen.package
     body = {
         "model": parts.served.alias,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -180,7 +184,7 @@ def _ready_text(parts: Parts, views: tuple[SessionView, ...]) -> str:
         "temperature": 0,
     }
     return (
-        f"{parts.served.alias} is ready on {base} after {took:.1f} s: board {package.board}, {package.weights} "
+        f"{parts.served.alias} is ready on {base} after {took:.1f} s: {parts.chosen.about}, {package.weights} "
         f"{package.numerics}, {lanes} lanes of {package.context} tokens\n"
         f"curl {base}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
     )

@@ -70,8 +70,11 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Release:
+    """cause: what made it necessary, where that was a failure; None where it was asked for."""
+
     session: str
     generation: int
+    cause: Failure | None = None
 
 
 class ResetScope(Enum):

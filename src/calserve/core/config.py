@@ -52,6 +52,9 @@ class SchedulerConfig:
     # a job is overdue after this many times its expected duration, and never before the floor
     execution_deadline_factor: int = 20
     execution_deadline_floor_ns: int = 10_000_000_000
+    # queue deadline (seed 003, section 9.1): a job that is not with the board by then is not submitted any more; 0 is
+    # none. Ours: far above any step, far below a client's patience
+    queue_deadline_ns: int = 5_000_000_000
     # after an execution deadline: how long buffers are kept and waited on before recovery
     overdue_grace_ns: int = 5_000_000_000
     # transient refusals by the board (codes 13, 17): attempts before the session drains
@@ -61,6 +64,9 @@ class SchedulerConfig:
     max_resets: int = 2
     reset_window_ns: int = 600_000_000_000
     restart_on_unknown_dma: bool = True
+    # an order to validate, configure, warm, release or reset that has no answer by then never will have: a driver that
+    # hangs must not keep a recovery from ending (I11). Ours: above the longest compile and golden run; 0 is none
+    lifecycle_deadline_ns: int = 900_000_000_000
     # bound on the in-process drain a recovery may take
     recovery_drain_ns: int = 10_000_000_000
     tenants: Mapping[str, TenantPolicy] = field(default_factory=lambda: MappingProxyType({}))
@@ -68,6 +74,11 @@ class SchedulerConfig:
     def tenant(self, name: str) -> TenantPolicy:
         """The policy of `name`, or the default one."""
         return self.tenants.get(name, _DEFAULT_TENANT)
+
+    def backoff_ns(self, tries: int) -> int:
+        """Pause after the so many-th transient refusal in a row: it doubles, and is never nothing, or the same would
+        go again at the same instant."""
+        return max(1, self.transient_backoff_ns) << (tries - 1)
 
 
 _DEFAULT_TENANT = TenantPolicy()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from calserve.core import invariants
 from calserve.core.commands import Command
+from calserve.core.concurrency import Doubt
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import (
+    BoardAnomaly,
     Cancel,
     CancelCause,
     ClientStalled,
@@ -32,10 +34,10 @@ from calserve.core.events import (
     Validated,
     Warmed,
 )
-from calserve.core.faults import Aftermath, after_failure, after_refusal
+from calserve.core.faults import FAULT_RULES, Aftermath
 from calserve.core.flight import Job
 from calserve.core.outbox import Outbox
-from calserve.core.outcomes import FinishReason, Refusal, RefusalKind, Usage
+from calserve.core.outcomes import STATUS_STAGE, FaultClass, FinishReason, Refusal, RefusalKind, Usage
 from calserve.core.session import Session
 from calserve.core.snapshot import EngineSnapshot
 from calserve.core.states import GenerationState
@@ -43,6 +45,7 @@ from calserve.core.supervisor import Supervisor
 from calserve.core.views import session_view
 
 JobEvent = JobSubmitted | PrepareFailed | JobDone | JobFailed | JobOverdue
+SessionEvent = KvReleased | Validated | Configured | Warmed | Released | BoardAnomaly
 
 
 class Engine:
@@ -64,7 +67,7 @@ class Engine:
         """Take one fact at `now_ns` (never before the last one). Returns orders, SubmitJob first."""
         if now_ns < self._now_ns:
             raise ValueError(f"time went back from {self._now_ns} to {now_ns}")
-        self._now_ns = now_ns
+        self._now_ns = self._out.now_ns = now_ns
         if isinstance(event, JobSubmitted):
             # It frees nothing and makes nobody ready, so there is nothing to plan; what is due has its Tick.
             self._on_job_event(event, now_ns)
@@ -79,7 +82,10 @@ class Engine:
         for session in sessions:
             session.settle(now_ns)
         self.supervisor.conclude(now_ns)
-        if not self.supervisor.has_exited:  # decided before anything new goes to a board
+        moved = -1
+        # decided before anything new goes to a board; once more where that sent somebody to a sibling
+        while not self.supervisor.has_exited and moved != self._out.counters.get("handed_over", 0):
+            moved = self._out.counters.get("handed_over", 0)
             for session in sessions:
                 session.work(now_ns)
             self.supervisor.conclude(now_ns)
@@ -92,6 +98,10 @@ class Engine:
     def check_invariants(self) -> None:
         """Full scan; raises AssertionError naming the invariant. Call between `handle` calls."""
         invariants.check(self.supervisor, self._out.counters, self._now_ns)
+
+    def check_invariants_light(self) -> None:
+        """The counts alone, without a look at any request, lane or unit: cheap enough for every event of a long run."""
+        invariants.check_counts(self.supervisor, self._out.counters)
 
     def session_states(self) -> tuple[tuple[str, int, GenerationState], ...]:
         """(session, generation, state) of each session: cheap enough to compare after every event."""
@@ -128,12 +138,12 @@ class Engine:
                 self.supervisor.shutdown(event, now_ns)
             case ResetDone():
                 self.supervisor.reset_done(event)
-            case KvReleased() | Validated() | Configured() | Warmed() | Released():
-                self._on_session_event(event)
+            case KvReleased() | Validated() | Configured() | Warmed() | Released() | BoardAnomaly():
+                self._on_session_event(event, now_ns)
             case _:
                 raise TypeError(f"not an event: {event!r}")
 
-    def _on_session_event(self, event: KvReleased | Validated | Configured | Warmed | Released) -> None:
+    def _on_session_event(self, event: SessionEvent, now_ns: int) -> None:
         session = self.supervisor.sessions.get(event.session)
         match event, session:
             case _, None:
@@ -141,13 +151,20 @@ class Engine:
             case KvReleased(), Session() as found:
                 found.worker.kv_released()
             case Validated() as answer, Session() as found:
-                found.validated(answer)
+                found.validated(answer, now_ns)
             case Configured() as answer, Session() as found:
-                found.configured(answer)
+                found.configured(answer, now_ns)
             case Warmed() as answer, Session() as found:
-                found.warmed(answer)
+                found.warmed(answer, now_ns)
             case Released() as answer, Session() as found:
                 found.released(answer)
+            case BoardAnomaly() as anomaly, Session() as found:
+                self._on_anomaly(found, anomaly)
+
+    def _on_anomaly(self, session: Session, event: BoardAnomaly) -> None:
+        self._out.count("board_anomalies")
+        if event.generation == session.generation:
+            session.concurrency.lower(Doubt.COUNTERS)
 
     # --- requests ---------------------------------------------------------------------------------------
 
@@ -176,32 +193,42 @@ class Engine:
         if session is None or job is None:
             late = isinstance(event, JobDone | JobFailed)
             self._out.count("stale_completions" if late else "stale_events")
+            if late:
+                self._doubt_company(event.generation)
             return
         match event:
             case JobDone():
                 suspect = session.worker.job_done(job, event, now_ns)
-                session.job_returned()
                 if suspect is not None:
-                    # seed 003, FI10: the generation is isolated and its goldens run again
-                    session.fault(suspect, Aftermath.DRAIN_AND_RECOVER, now_ns)
+                    # seed 003, FI10: the generation is isolated and its goldens run again; if they fail, it is refused
+                    session.fault(suspect, Aftermath.DRAIN_AND_REBUILD, now_ns)
             case JobSubmitted():
                 session.worker.job_submitted(job)
             case JobOverdue():
-                job.is_overdue = True
-                session.job_overdue(now_ns)
+                session.worker.job_overdue(job, now_ns)
             case JobFailed() | PrepareFailed():
                 self._on_job_fault(session, job, event, now_ns)
 
+    def _doubt_company(self, generation: int) -> None:
+        """A completion that nobody waits for, while two jobs are in flight on its session: whose are theirs?"""
+        for session in self.supervisor.sessions.values():
+            if session.worker.in_flight > 1 and session.had(generation):
+                session.concurrency.lower(Doubt.STATUS)
+
     def _on_job_fault(self, session: Session, job: Job, event: JobFailed | PrepareFailed, now_ns: int) -> None:
         failure = event.failure
+        rule = FAULT_RULES[failure.fault]
         self._out.count("faults_" + failure.fault.value)
         if isinstance(event, JobFailed):
-            session.worker.job_failed(job, failure)
-            then = after_failure(failure.fault)
+            if failure.stage == STATUS_STAGE and job.had_company:
+                is_anothers = failure.fault is FaultClass.UNKNOWN
+                session.concurrency.lower(Doubt.CROSS_TALK if is_anothers else Doubt.STATUS)
+            is_exhausted = session.worker.job_failed(job, failure, now_ns)
+            then = rule.failed
         else:
-            then = after_refusal(failure.fault)
-            if session.worker.job_unstarted(job, failure, now_ns):
-                self._out.count("retries_exhausted")
-                then = Aftermath.RECOVER
-        session.job_returned()
+            is_exhausted = session.worker.job_unstarted(job, failure, now_ns)
+            then = rule.refused
+        if is_exhausted:
+            self._out.count("retries_exhausted")
+            then = Aftermath.REBUILD
         session.fault(failure, then, now_ns)

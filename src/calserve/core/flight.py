@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from calserve.core.concurrency import Concurrency
 from calserve.core.config import SchedulerConfig
 from calserve.core.job import Bank, JobSpec, Row
 from calserve.core.kv import KvLedger, KvTransaction
@@ -23,7 +24,8 @@ from calserve.core.states import JOB_STEPS, JobEvent, JobState, KvTxnState, step
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """decodes: the first so many rows are decodes. expected_ns: 0 where nothing was measured."""
+    """decodes: the first so many rows are decodes. expected_ns: 0 where nothing was measured. had_company: another
+    job was in flight at some time of its life."""
 
     spec: JobSpec
     rows: list[tuple[Request, KvTransaction]]
@@ -34,6 +36,7 @@ class Job:
     expected_ns: int
     state: JobState = JobState.CREATED
     is_overdue: bool = False
+    had_company: bool = False
 
     def move(self, event: JobEvent) -> None:
         self.state = step(JOB_STEPS, self.state, event)
@@ -45,36 +48,49 @@ class Job:
 
 
 class Flight:
-    """Invariants: len(jobs) <= the proven number; a lane is in at most one job."""
+    """Invariants: len(jobs) <= the proven number; a lane is in at most one job. pins_banks: jobs name their bank."""
 
-    __slots__ = ("_config", "_generation", "_ledger", "_numbers", "_session", "_shape", "jobs")
+    __slots__ = (
+        "_concurrency",
+        "_config",
+        "_generation",
+        "_ledger",
+        "_numbers",
+        "_session",
+        "_shape",
+        "jobs",
+        "pins_banks",
+    )
 
     def __init__(
         self,
-        session: str,
-        generation: int,
+        whose: tuple[str, int],
         config: SchedulerConfig,
         shape: Shape,
         ledger: KvLedger,
+        concurrency: Concurrency,
         numbers: Callable[[], int],
     ) -> None:
-        self._session = session
-        self._generation = generation
+        """whose: session and generation."""
+        self._session, self._generation = whose
         self._config = config
         self._shape = shape
         self._ledger = ledger
+        self._concurrency = concurrency
         self._numbers = numbers
         self.jobs: dict[int, Job] = {}
+        self.pins_banks = config.fixed_engine and shape.max_in_flight > 1
 
     @property
     def is_full(self) -> bool:
-        return len(self.jobs) >= self._shape.max_in_flight
+        return len(self.jobs) >= self._concurrency.allowed
 
     def launch(self, plan: Plan, now_ns: int) -> Job:
         """Give the plan a number, a bank, a deadline and its KV."""
         begin = self._ledger.begin
         rows: list[Row] = []
         work: list[tuple[Request, KvTransaction]] = []
+        wanted_until = 0
         for planned in plan.rows:
             request = planned.request
             lane = request.lane
@@ -92,6 +108,7 @@ class Flight:
                 )
             )
             work.append((request, txn))
+            wanted_until = max(wanted_until, request.deadline_ns)
         prefill_tokens = plan.prefill_tokens
         expected = self._shape.expected_ns(plan.graph, plan.decodes, prefill_tokens)
         # it starts only after those already in flight
@@ -107,16 +124,22 @@ class Flight:
             self._bank(),
             now_ns + allowed,
             tuple(rows),
+            # past the last deadline of its rows nobody wants it either
+            min(wanted_until, now_ns + config.queue_deadline_ns) if config.queue_deadline_ns else 0,
         )
         padding = plan.graph.batch - len(rows) if plan.graph.batch_is_fixed else 0
         job = Job(spec, work, plan.decodes, prefill_tokens, padding, now_ns, expected)
         job.move(JobEvent.ADMIT)
         job.move(JobEvent.PREPARE)
+        if self.jobs:
+            job.had_company = True
+            for other in self.jobs.values():
+                other.had_company = True
         self.jobs[spec.job] = job
         return job
 
     def _bank(self) -> Bank:
-        if not self._config.fixed_engine or self._shape.max_in_flight < 2:
+        if not self.pins_banks:
             return Bank.AUTO
         used = {job.spec.bank for job in self.jobs.values()}
         return Bank.PONG if Bank.PING in used else Bank.PING

@@ -57,6 +57,7 @@ class KvLedger:
         "_free_units",
         "_lane_is_unit",
         "_on_free",
+        "fenced",
         "lanes",
         "promised",
         "unit_tokens",
@@ -74,6 +75,7 @@ class KvLedger:
         self.unit_tokens = unit_tokens
         self.promised = 0  # units, over every lane that is not free
         self.unknown = 0  # units, fenced with their lanes
+        self.fenced = 0  # lanes whose content is unknown
         self._lane_is_unit = lane_is_unit
         self._on_free = on_free
         self._free_lanes = list(range(lanes))
@@ -96,6 +98,10 @@ class KvLedger:
 
     def can_reserve(self, tokens: int) -> bool:
         return bool(self._free_lanes) and self.promised + self.unknown + self.units_for(tokens) <= self.units
+
+    def fits_healthy(self, tokens: int) -> bool:
+        """Whether a holder of `tokens` would fit if nobody else held anything: what is fenced stays fenced."""
+        return self.fenced < len(self.lanes) and self.unknown + self.units_for(tokens) <= self.units
 
     # --- a holder's life --------------------------------------------------------------------------------
 
@@ -154,6 +160,7 @@ class KvLedger:
         lane.state = step(LANE_STEPS, lane.state, LaneEvent.LOSE)
         self.promised -= lane.reserved_units
         self.unknown += len(lane.units)
+        self.fenced += 1
         lane.reserved_units = len(lane.units)
 
     def release(self, lane: Lane) -> None:
@@ -199,7 +206,7 @@ class KvLedger:
         """Full scan of I2 and I3; raises AssertionError naming what broke."""
         seen: dict[int, str] = dict.fromkeys(self._free_units, "free")
         assert len(seen) == len(self._free_units), "a unit is free twice"
-        promised = unknown = 0
+        promised = unknown = fenced = 0
         for lane in self.lanes:
             where = f"lane {lane.index} ({lane.state.value})"
             assert 0 <= lane.committed <= lane.reserved or lane.state is LaneState.UNKNOWN, where
@@ -210,12 +217,13 @@ class KvLedger:
                 seen[unit] = where
             if lane.state is LaneState.UNKNOWN:
                 unknown += len(lane.units)
+                fenced += 1
             elif lane.state is LaneState.FREE:
                 assert (lane.units, lane.holder, lane.reserved_units) == ([], "", 0), f"{where}: not empty"
             else:
                 promised += lane.reserved_units
         assert len(seen) == self.units, f"{self.units - len(seen)} units lost"
-        assert (promised, unknown) == (self.promised, self.unknown), "counts drifted"
+        assert (promised, unknown, fenced) == (self.promised, self.unknown, self.fenced), "counts drifted"
         assert promised + unknown <= self.units, "promised beyond the pool"
         free = [lane.index for lane in self.lanes if lane.state is LaneState.FREE]
         assert sorted(self._free_lanes) == free, "free lanes drifted"

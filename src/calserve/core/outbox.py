@@ -1,7 +1,7 @@
 """Orders of one `handle` call, in the order they must be carried out, and the counters.
 
 Owns: the three lists (freed lanes, which the next job may use; then submits, for the board must not wait for
-clients; then the rest) and every counter. Must not know: why an order was given.
+clients; then the rest), the time of the call, and every counter. Must not know: why an order was given.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from calserve.core.outcomes import Failure, FinishReason, Refusal, Usage
 
 
 class Outbox:
-    __slots__ = ("_others", "_releases", "_submits", "counters")
+    __slots__ = ("_others", "_releases", "_submits", "counters", "now_ns")
 
     def __init__(self) -> None:
         self._releases: list[Command] = []
         self._submits: list[Command] = []
         self._others: list[Command] = []
         self.counters: dict[str, int] = {}
+        self.now_ns = 0  # of the call these orders come from
 
     def release_lane(self, session: str, generation: int, lane: int) -> None:
         self._releases.append(ReleaseLane(session, generation, lane))

@@ -82,6 +82,12 @@ class FaultClass(Enum):
 
 # the stage of a PrepareFailed that says the board could not allocate KV yet: wait for KvReleased, do not poll
 KV_STAGE = "kv"
+# the stage of a PrepareFailed whose queue deadline passed: the host was late, the board refused nothing
+QUEUE_STAGE = "queue"
+# the stage of a Warmed whose job never came back: the device may write on, whatever the code says
+LOST_STAGE = "lost"
+# the stage of a JobFailed whose status, not its code, was wrong: bad, or another job's or generation's
+STATUS_STAGE = "status"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from calserve.core.config import SchedulerConfig
+from calserve.core.events import Submit
 from calserve.core.fairness import Tenant
 from calserve.core.kv import Lane
 from calserve.core.outcomes import Usage
@@ -50,6 +51,7 @@ class Request:
     deadline_ns: int
     queue: Queue  # by prompt length, for its life
     arrival_virtual: int
+    model: str = ""  # the alias asked for
     state: RequestState = RequestState.NEW
     max_new_tokens: int = 0  # known once the model's context is
     generation: int = 0
@@ -97,6 +99,19 @@ class Request:
     def estimated_cost(self, decode_cost_weight: int) -> int:
         """Cost charged in advance, in prompt-token units (seed 002, section 5.3)."""
         return self.prompt_tokens + decode_cost_weight * self.max_new_tokens
+
+    @property
+    def as_submitted(self) -> Submit:
+        """The fact it came from, its deadline settled."""
+        return Submit(
+            self.name,
+            self.tenant.name,
+            self.model,
+            self.prompt_tokens,
+            self.asked_new_tokens,
+            self.arrived_ns,
+            self.deadline_ns,
+        )
 
     @property
     def usage(self) -> Usage:

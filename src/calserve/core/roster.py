@@ -1,7 +1,7 @@
 """The requests of one session: how they come in, get a lane, and end.
 
 Owns: every live request, the waiting line, the ready sets, the fair clock, the deadlines, and the one way out
-(`end`). Must not know: what runs in a job, the lifecycle, tokens, text.
+(`end`; `hand_over` leaves it to another roster). Must not know: what runs in a job, the lifecycle, tokens, text.
 
 Life of a request: `accept` puts it in the line or refuses it; `give_lane` admits it; `end` tells the client, once,
 and gives back what no job still writes. `lose` sends one that nobody has seen anything of back to the line.
@@ -9,6 +9,7 @@ and gives back what no job still writes. `lose` sends one that nobody has seen a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from calserve.core.admission import allowed_new_tokens, refuse_crowd, refuse_numbers, refuse_size
@@ -51,6 +52,7 @@ class Roster:
         self.active_long = 0  # long prefills admitted and not through
         self.restarting = True  # whether a request that lost its KV unseen may wait for the next generation
         self.serving: Serving | None = None
+        self.find_sibling: Callable[[], Roster | None] = lambda: None  # who serves the same package
         self._ordinals = 0
 
     # --- generations ------------------------------------------------------------------------------------
@@ -84,8 +86,8 @@ class Roster:
 
     # --- in ---------------------------------------------------------------------------------------------
 
-    def accept(self, event: Submit, now_ns: int) -> None:
-        """Put it in line, or end it at once with the limit that was exceeded."""
+    def accept(self, event: Submit, now_ns: int, *, restarted: bool = False) -> None:
+        """Put it in line, or end it at once with the limit that was exceeded. restarted: it started over already."""
         tenant = self.clock.tenant(event.tenant)
         refusal = refuse_numbers(event.prompt_tokens, event.max_new_tokens)
         if refusal is None and self.serving is not None:
@@ -113,6 +115,8 @@ class Roster:
                     deadline_ns=deadline,
                     queue=prefill_queue(self._config, event.prompt_tokens),
                     arrival_virtual=self.clock.virtual,
+                    model=event.model,
+                    restarted=restarted,
                 )
             )
         self.clock.forget_if_idle(tenant)
@@ -176,10 +180,7 @@ class Roster:
             self.line.remove(request)
         else:
             self._give_back_lane(request)
-        del self.requests[request.name]
-        self.outstanding -= request.cost
-        self.deadlines.drop()
-        self.clock.forget_if_idle(request.tenant)
+        self._forget(request)
         self._out.finish(request.name, reason, request.usage, refusal, failure)
 
     def _give_back_lane(self, request: Request) -> None:
@@ -208,8 +209,29 @@ class Roster:
             self.end(request, FinishReason.DEADLINE)
 
     def refuse_waiting(self, kind: RefusalKind) -> None:
+        """Those no sibling can serve are told."""
+        self.hand_over()
         for request in list(self.line):
             self.end(request, FinishReason.REFUSED, refusal=Refusal(kind))
+
+    def hand_over(self) -> None:
+        """Everyone in line goes to a sibling that serves the same package, in the order of arrival; nobody where there
+        is none. There they are as new: a limit of that line may refuse them, and then they are told that."""
+        to = self.find_sibling() if self.line.requests else None
+        if to is None:
+            return
+        self._out.count("handed_over", self.line.requests)
+        for request in sorted(self.line, key=lambda one: one.ordinal):
+            self.line.remove(request)
+            request.move(RequestEvent.CANCEL)  # here; its deadline entry is one of the dead
+            self._forget(request)
+            to.accept(request.as_submitted, self._out.now_ns, restarted=request.restarted)
+
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.name]
+        self.outstanding -= request.cost
+        self.deadlines.drop()
+        self.clock.forget_if_idle(request.tenant)
 
     def end_admitted(self, reason: FinishReason, failure: Failure | None = None) -> None:
         for request in self.admitted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calserve.core.outcomes import Failure
 from calserve.core.states import GenerationState
@@ -40,6 +40,12 @@ class SessionView:
     waiting_reason: str  # why the head of the line is not admitted; "" when nobody waits
     failure: Failure | None = None  # why it is Failed, or what it recovers from
     oldest_job_deadline_ns: int | None = None  # that job's execution deadline, which follows from its expected time
+    # free, held, quarantined (holder gone, a job may still write) and unknown: together they are `kv_units_total`
+    kv_units_by_state: Mapping[str, int] = field(default_factory=dict)
+    max_in_flight: int = 0  # jobs allowed at once now; 0 while nothing serves
+    downgrade_reason: str = ""  # why it is one where more is proven (`core.concurrency.Doubt`)
+    features_off: tuple[str, ...] = ()  # what the board turned out not to support, in this generation
+    refused_package: str = ""  # the one that was refused last, since an operator loaded one
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,7 @@ GENERATION_STEPS: Mapping[tuple[GenerationState, GenerationEvent], GenerationSta
     (G.RECOVERING, GE.UNLOAD): G.UNLOADING,
     (G.FAILED, GE.UNLOAD): G.UNLOADING,
     (G.UNLOADING, GE.RELEASED): G.UNLOADED,
+    (G.UNLOADING, GE.RECOVER): G.RECOVERING,  # the release failed: only a reset says what is held still
     **{
         (state, GE.FAIL): G.FAILED
         for state in (

@@ -2,22 +2,25 @@
 
 Owns: the sessions, the generation numbers, the reset budget, the end of the process. Must not know: requests.
 
-A reset is never the first answer, its scope is the smallest one proven, and there are at most `max_resets` of them
-in `reset_window_ns`. A scope that is wider than one session waits until every other session stands still too, and
-is ordered once, by the session that faulted.
+A reset is never the first answer, its scope is the smallest one proven, the next wider one follows where it failed, and
+the board has a budget of them (`core.resets`). A scope that is wider than one session waits until every other session
+stands still too, and is ordered once, by the session that faulted.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
-from calserve.core.commands import Exit, Reset, ResetScope
+from calserve.core.commands import Exit
 from calserve.core.config import SchedulerConfig
+from calserve.core.drain import Aim
 from calserve.core.events import Load, ResetDone, Shutdown, Unload
 from calserve.core.outbox import Outbox
 from calserve.core.outcomes import Failure, FaultClass, FinishReason, RefusalKind
-from calserve.core.session import Aim, Session, Wish
+from calserve.core.recovery import Wish
+from calserve.core.resets import Budget, choose_scope, is_down, is_wide
+from calserve.core.roster import Roster
+from calserve.core.session import Session
 from calserve.core.states import GenerationState
 
 G = GenerationState
@@ -36,7 +39,7 @@ class Supervisor:
         self._out = outbox
         self._job_numbers = job_numbers
         self._generation = 0
-        self._resets: deque[int] = deque()  # times of resets within the window
+        self._budget = Budget(config)
         self.sessions: dict[str, Session] = {}  # in the order of their first Load
         self.shutdown_ns: int | None = None
         self.has_exited = False
@@ -53,9 +56,23 @@ class Supervisor:
             return
         session = self.sessions.get(event.session)
         if session is None:
-            session = Session(event.session, self._config, self._out, self._job_numbers, self._next_generation)
+            session = Session(
+                event.session, self._config, self._out, self._job_numbers, self._next_generation, self._sibling_of
+            )
             self.sessions[event.session] = session
         session.load(event, now_ns)
+
+    def _sibling_of(self, session: Session) -> Roster | None:
+        """Where those who wait for `session` are served as well; None once nobody is to be kept."""
+        if self.shutdown_ns is not None or self.has_exited:
+            return None
+        same = (session.model, session.package)
+        able = [
+            each.worker.roster
+            for each in self.sessions.values()
+            if each is not session and each.state is G.READY and (each.model, each.package) == same
+        ]
+        return min(able, key=lambda roster: roster.outstanding, default=None)
 
     def unload(self, event: Unload, now_ns: int) -> None:
         session = self.sessions.get(event.session)
@@ -82,7 +99,7 @@ class Supervisor:
             able = [s for s in copies if s.state in states and not s.unload_next]
             if able:
                 return min(able, key=lambda s: s.worker.roster.outstanding)
-        if any(s.state is G.RECOVERING or _is_recovering(s) for s in copies):
+        if any(s.is_coming_back for s in copies):
             return RefusalKind.MODEL_RECOVERING
         if any(s.state in (G.DRAINING, G.UNLOADING) for s in copies):
             return RefusalKind.MODEL_DRAINING
@@ -103,7 +120,7 @@ class Supervisor:
         self.has_exited = True
         for session in self.sessions.values():
             worker = session.worker
-            worker.admitting = worker.submitting = False
+            worker.turn_valves(admitting=False, submitting=False)
             worker.roster.refuse_waiting(RefusalKind.MODEL_DRAINING if failure is None else RefusalKind.MODEL_FAILED)
             reason_told = FinishReason.SHUTDOWN if failure is None else FinishReason.DEVICE_FAULT
             worker.roster.end_admitted(reason_told, failure)
@@ -116,11 +133,13 @@ class Supervisor:
         if self.has_exited:
             return
         for session in self.sessions.values():
-            if session.wish is not Wish.NOTHING:
-                self._consider_reset(session, now_ns)
+            if session.recovery.wish is not Wish.NOTHING:
+                self._grant(session, now_ns)
+            if session.is_coming_back:
+                session.worker.roster.hand_over()
         if self.shutdown_ns is None or self.has_exited:
             return
-        if all(_is_over(session) for session in self.sessions.values()):
+        if all(is_down(session) for session in self.sessions.values()):
             is_fenced = any(session.is_fenced for session in self.sessions.values())
             self.exit(EXIT_UNKNOWN_DMA if is_fenced else EXIT_DONE, "shut down")
         elif now_ns >= self.shutdown_ns + self._config.overdue_grace_ns:
@@ -135,38 +154,42 @@ class Supervisor:
 
     # --- resets -----------------------------------------------------------------------------------------
 
-    def _consider_reset(self, session: Session, now_ns: int) -> None:
-        cause = session.failure or Failure("reset", 0, FaultClass.UNKNOWN)
-        scope = _scope(session)
-        if scope is None:
-            session.is_fenced = True
-            self._give_up(session, cause)
-            return
-        if any(other.pending == "reset" and other.reset_scope in _WIDE for other in self.sessions.values()):
+    def _grant(self, session: Session, now_ns: int) -> None:
+        """A wish is granted, refused for good, or stands until the siblings are still."""
+        others = self.sessions.values()
+        if any(each.pending == "reset" and is_wide(each.recovery.scope) for each in others):
             return  # the reset that is out takes this session along
-        while self._resets and self._resets[0] <= now_ns - self._config.reset_window_ns:
-            self._resets.popleft()
-        if len(self._resets) >= self._config.max_resets:
-            session.is_fenced = session.wish is Wish.RESET_LOST
-            if session.is_fenced:
+        recovery = session.recovery
+        if recovery.wish is Wish.GIVE_UP:
+            recovery.wish = Wish.NOTHING
+            self._exit_for(session)
+            return
+        if recovery.wish is Wish.REBUILD:
+            if not recovery.was_rebuilt(now_ns, self._config.reset_window_ns):
+                session.rebuild(now_ns)
+                return
+            recovery.wish = Wish.RESET  # the same trouble again
+        cause = session.failure or Failure("reset", 0, FaultClass.UNKNOWN)
+        # what a job never returned from, or a reset did not end, may be written still
+        is_unsafe = recovery.wish is Wish.RESET_LOST or recovery.has_failed_reset
+        scope = choose_scope(session, others, self._config)
+        if scope is None or not self._budget.has_room(now_ns):
+            session.is_fenced = is_unsafe or recovery.has_failed_release
+            if is_unsafe:
                 self._give_up(session, cause)
             else:
                 session.fail(cause)
             return
-        if scope in _WIDE and not self._others_stand_still(session, cause, now_ns):
+        if is_wide(scope) and not self._others_stand_still(session, cause, now_ns):
             return
-        session.reset_scope = scope
-        self._resets.append(now_ns)
-        self._out.count("resets")
-        session.wish = Wish.NOTHING
-        session.pending = "reset"
-        self._out.order(Reset(session.name, session.generation, scope, cause))
+        self._budget.spend(now_ns)
+        session.reset(scope, cause)
 
     def _others_stand_still(self, leader: Session, cause: Failure, now_ns: int) -> bool:
         """Whether every other session is off the device; those that serve are told to recover along."""
         still = True
         for other in self.sessions.values():
-            if other is leader or (other.state in (G.UNLOADED, G.FAILED) and not other.pending):
+            if other is leader or is_down(other):
                 continue
             if other.state is G.READY:
                 other.begin_drain(Aim.RECOVER, now_ns, now_ns + self._config.recovery_drain_ns, cause)
@@ -179,46 +202,24 @@ class Supervisor:
         if session is None:
             self._out.count("stale_events")
             return
-        if not session.reset_done(event):
+        if not session.is_answer(event.generation, "reset"):
+            return
+        if event.failure is not None:
+            self._out.count("failed_resets")
+            session.reset_failed(event.failure)
             return
         along = [session]
-        if session.reset_scope in _WIDE:
+        if is_wide(session.recovery.scope):
             along = [s for s in self.sessions.values() if s.state is G.RECOVERING and not s.pending]
         for each in along:
-            each.wish = Wish.NOTHING
-            if event.failure is None:
-                each.come_back()
-            else:
-                # the reset did not end what the device was doing
-                each.is_fenced = True
-                self._give_up(each, event.failure)
+            each.come_back()
 
     def _give_up(self, session: Session, cause: Failure) -> None:
         """The device may still write: a new process, or this session stays Failed and its memory fenced."""
         session.fail(cause)
-        if self._config.restart_on_unknown_dma:
+        self._exit_for(session)
+
+    def _exit_for(self, session: Session) -> None:
+        cause = session.failure
+        if self._config.restart_on_unknown_dma and cause is not None:
             self.exit(EXIT_UNKNOWN_DMA, f"session {session.name}: {cause.stage} {cause.code}", cause)
-
-
-_WIDE = frozenset({ResetScope.CONFIGURATION, ResetScope.BOARD})
-
-
-def _scope(session: Session) -> ResetScope | None:
-    """The smallest scope proven to be enough; None when a job never returned and nothing is.
-
-    A session reset need not stop the writes of a lost job; only a chip reset is known to. When every job came back,
-    the configuration is the fallback: it needs no proof, since nothing is on the device, but no sibling survives it.
-    """
-    if session.wish is Wish.RESET_LOST:
-        return ResetScope.CHIP if "chip_reset" in session.proven else None
-    if "session_reset" in session.proven:
-        return ResetScope.SESSION
-    return ResetScope.CHIP if "chip_reset" in session.proven else ResetScope.CONFIGURATION
-
-
-def _is_recovering(session: Session) -> bool:
-    return session.state is G.DRAINING and session.drain is not None and session.drain.aim is Aim.RECOVER
-
-
-def _is_over(session: Session) -> bool:
-    return session.state is G.UNLOADED or (session.state is G.FAILED and not session.pending)

@@ -39,6 +39,11 @@ def session_view(session: Session, now_ns: int) -> SessionView:
         queues=_queues(session, now_ns),
         waiting_reason=worker.waiting_reason,
         failure=session.failure,
+        kv_units_by_state=units,
+        max_in_flight=session.concurrency.allowed if shape is not None else 0,
+        downgrade_reason=session.concurrency.reason,
+        features_off=worker.features_off if shape is not None else (),
+        refused_package=session.known_good.refused,
     )
 
 

@@ -1,8 +1,8 @@
 """One session's work: who gets a lane, what the next job is, when it goes.
 
-Owns: the valves (`admitting` lets heads of the line into lanes, `submitting` lets jobs out; the session turns them),
-the turns between queues, the batching window, the backoff after a transient refusal. Must not know: another
-session, the lifecycle, tokens, text.
+Owns: the valves (`admitting` lets heads of the line into lanes, `submitting` lets jobs out; the session turns them, and
+an overdue job shuts both), the turns between queues, the batching window, the backoff after a transient refusal. Must
+not know: another session, the lifecycle, tokens, text.
 
 Life: `open` when a generation is Ready; after every event `run` fills free lanes and launches jobs until the board
 has what it may have; `close` when the generation is gone.
@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calserve.core.admission import blocker, choose_head, lane_cap
+from calserve.core.concurrency import Concurrency, Doubt
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import JobDone
-from calserve.core.faults import FAULT_RULES, Aftermath
+from calserve.core.faults import FAULT_RULES, AdmissionEffect, JobEffect
+from calserve.core.features import features_of, without_feature
 from calserve.core.flight import Flight, Job
 from calserve.core.kv import KvLedger
 from calserve.core.outbox import Outbox
-from calserve.core.outcomes import KV_STAGE, Failure
+from calserve.core.outcomes import KV_STAGE, QUEUE_STAGE, Failure
 from calserve.core.plan import Plan, Policy, plan_job
 from calserve.core.queues import Turns
 from calserve.core.request import Request
@@ -32,23 +34,35 @@ from calserve.core.states import RequestEvent
 class Worker:
     """Called only by its session."""
 
-    def __init__(self, session: str, config: SchedulerConfig, outbox: Outbox, numbers: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        session: str,
+        config: SchedulerConfig,
+        outbox: Outbox,
+        numbers: Callable[[], int],
+        concurrency: Concurrency,
+    ) -> None:
         self.session = session
         self.config = config
         self._out = outbox
         self._numbers = numbers
+        self.concurrency = concurrency
         self.roster = Roster(config, outbox)
         self._retirement = Retirement(config, outbox, self.roster)
         self._turns = Turns(config)
         self.admitting = False
         self.submitting = False
+        self.overdue_until_ns: int | None = None  # a job is overdue: nothing more goes in, and this ends its grace
+        self.features_off: tuple[str, ...] = ()  # what the board does not support after all, in this generation
         self.waiting_reason = ""
+        self._blocked: Request | None = None  # the head of the line that found no room
         self.retry_at_ns: int | None = None  # after a transient refusal nothing is submitted until then
         self.window_ns: int | None = None  # the batching window open now ends here
         self._window_opened_ns: int | None = None
         self._retries = 0
         self._kv_blocked = False
         self._kv_refused_ns = -1  # when the board last had no room for KV
+        self._last_done_ns = 0
         self._decode_jobs = 0
         self._prefill_went_last = False
 
@@ -62,18 +76,31 @@ class Worker:
             shape.lane_is_unit,
             on_free=lambda lane: self._lane_freed(generation, lane),
         )
-        flight = Flight(self.session, generation, self.config, shape, ledger, self._numbers)
+        self.concurrency.open(shape.max_in_flight)
+        whose = (self.session, generation)
+        flight = Flight(whose, self.config, shape, ledger, self.concurrency, self._numbers)
         self.admitting = self.submitting = True
         self._retries = 0
         self._kv_blocked = False
         self._kv_refused_ns = -1
+        self.features_off = ()
         self.roster.open(Serving(generation, shape, ledger, flight))
 
     def close(self) -> None:
         """Its jobs retired or were quarantined."""
-        self.admitting = self.submitting = False
+        self.turn_valves(admitting=False, submitting=False)
         self.retry_at_ns = self.window_ns = self._window_opened_ns = None
+        self._blocked = None
         self.roster.close()
+
+    def turn_valves(self, *, admitting: bool, submitting: bool) -> None:
+        self.admitting, self.submitting = admitting, submitting
+        if not submitting:
+            self.overdue_until_ns = None  # a drain that lets nothing run has a grace of its own
+
+    @property
+    def is_admitting(self) -> bool:
+        return self.admitting and self.overdue_until_ns is None
 
     @property
     def serving(self) -> Serving | None:
@@ -98,27 +125,80 @@ class Worker:
         suspect = self._retirement.done(self.serving, job, event, now_ns, self._decode_jobs)
         self._retries = 0
         self.retry_at_ns = None
+        if self.concurrency.allowed > 1:
+            took_ns = event.device_ns or now_ns - max(job.started_ns, self._last_done_ns)
+            self.concurrency.note_step(took_ns, job.expected_ns, had_company=job.had_company)
+            if suspect is not None and job.had_company:
+                self.concurrency.lower(Doubt.OUTPUT)
+        self._last_done_ns = now_ns
+        self._job_returned()
         return suspect
 
-    def job_failed(self, job: Job, failure: Failure) -> None:
+    def job_failed(self, job: Job, failure: Failure, now_ns: int) -> bool:
+        """Its lanes are fenced. Returns True when the board kept refusing past the bound."""
         assert self.serving is not None
+        rule = FAULT_RULES[failure.fault]
+        if rule.admission is AdmissionEffect.FEATURE_OFF:
+            self._switch_off(self.serving, job)
         self._retirement.failed(self.serving, job, failure)
+        self._job_returned()
+        return rule.admission is AdmissionEffect.REDUCE and self._back_off(now_ns)
+
+    def job_overdue(self, job: Job, now_ns: int) -> None:
+        """Nothing more goes in; everything is kept. If the job comes back within the grace, all goes on as before:
+        serving, or a drain that began meanwhile."""
+        job.is_overdue = True
+        self.concurrency.note_refusal(now_ns)
+        if self.submitting and self.overdue_until_ns is None:
+            self.overdue_until_ns = now_ns + self.config.overdue_grace_ns
+
+    def lose_jobs(self) -> None:
+        """None of those in flight came back: their lanes are fenced, and how it ends is uncertain."""
+        assert self.serving is not None
+        self._out.count("lost_jobs", self.serving.flight.quarantine_all())
+        self.concurrency.lower(Doubt.RECOVERY)
+
+    def _job_returned(self) -> None:
+        """When none is overdue any more, the valves open again."""
+        if self.overdue_until_ns is None or self.serving is None:
+            return
+        if not any(job.is_overdue for job in self.serving.flight.jobs.values()):
+            self.overdue_until_ns = None
 
     def job_unstarted(self, job: Job, failure: Failure, now_ns: int) -> bool:
         """Returns True when the board kept refusing past the bound."""
         assert self.serving is not None
-        requests = self._retirement.unstarted(self.serving, job)
         rule = FAULT_RULES[failure.fault]
-        if rule.then in (Aftermath.CARRY_ON, Aftermath.FAIL):
-            for request in requests:
-                self.roster.end(request, rule.end, failure=failure)
-        if rule.then is not Aftermath.RETRY:
+        # without the feature the same rows are another job, which the board may take
+        is_other_job = rule.admission is AdmissionEffect.FEATURE_OFF and self._switch_off(self.serving, job)
+        requests = self._retirement.unstarted(self.serving, job)
+        self._job_returned()
+        if rule.job is JobEffect.FAIL:
+            # where a recovery follows, the drain tells them, or they start over
+            if not rule.may_restart and not is_other_job:
+                for request in requests:
+                    self.roster.end(request, rule.end, failure=failure)
             return False
         starters = [request for request in requests if request.committed == 0]
-        if failure.stage == KV_STAGE and starters and self.admitting:
+        if failure.stage == KV_STAGE and starters and self.is_admitting:
             self._await_kv(starters, now_ns)
             return False
-        return self._back_off(now_ns)
+        return self._back_off(now_ns, is_the_boards=failure.stage != QUEUE_STAGE)
+
+    def _switch_off(self, serving: Serving, job: Job) -> bool:
+        """The board does not support something the job used: this generation does without. False when the job was as
+        plain as a job can be."""
+        used = features_of(job)
+        if not used:
+            return False
+        feature = next((one for one in used if one not in self.features_off), None)
+        if feature is not None:
+            self.features_off = (*self.features_off, feature)
+            self._out.count("features_off")
+            self.roster.serving = without_feature(serving, feature)
+            if feature == "second_job":
+                self.concurrency.lower(Doubt.UNSUPPORTED)
+        return True
 
     def _await_kv(self, starters: list[Request], now_ns: int) -> None:
         """Those that had just begun go back to the line until the board says it has room, or we made some.
@@ -129,7 +209,7 @@ class Worker:
             self.roster.send_back(request)
         self._kv_blocked = True  # after their own lanes were freed: that room was not enough
         if self._kv_refused_ns == now_ns and len(self.roster.ready):
-            self.retry_at_ns = now_ns + self._backoff_ns(1)
+            self.retry_at_ns = now_ns + self.config.backoff_ns(1)
         self._kv_refused_ns = now_ns
 
     def _lane_freed(self, generation: int, lane: int) -> None:
@@ -139,17 +219,15 @@ class Worker:
     def kv_released(self) -> None:
         self._kv_blocked = False
 
-    def _back_off(self, now_ns: int) -> bool:
+    def _back_off(self, now_ns: int, *, is_the_boards: bool = True) -> bool:
         self._retries += 1
         self._out.count("transient_retries")
+        if is_the_boards:
+            self.concurrency.note_refusal(now_ns)
         if self._retries > self.config.max_transient_retries:
             return True
-        self.retry_at_ns = now_ns + self._backoff_ns(self._retries)
+        self.retry_at_ns = now_ns + self.config.backoff_ns(self._retries)
         return False
-
-    def _backoff_ns(self, retries: int) -> int:
-        """Doubles with every refusal; never nothing, or the same rows would go again at the same instant."""
-        return max(1, self.config.transient_backoff_ns) << (retries - 1)
 
     # --- jobs go out ------------------------------------------------------------------------------------
 
@@ -159,11 +237,12 @@ class Worker:
         if serving is None:
             self.waiting_reason = "model" if self.roster.line.requests else ""
             return
-        self._admit(serving, now_ns)
         if self.retry_at_ns is not None and now_ns >= self.retry_at_ns:
             self.retry_at_ns = None
+        self._admit(serving, now_ns)
         ready = self.roster.ready
-        if not self.submitting or self.retry_at_ns is not None or not len(ready):
+        is_shut = not self.submitting or self.overdue_until_ns is not None
+        if is_shut or self.retry_at_ns is not None or not len(ready):
             self.window_ns = self._window_opened_ns = None
             return
         while not serving.flight.is_full and len(ready):
@@ -176,21 +255,36 @@ class Worker:
 
     def _admit(self, serving: Serving, now_ns: int) -> None:
         self.waiting_reason = ""
+        self._blocked = None
         while self.roster.line.requests:
             head, self.waiting_reason = self._head(serving)
             if self.waiting_reason or head is None:
+                self._blocked = head
                 return
             self.roster.give_lane(head, serving, now_ns)
 
     def _head(self, serving: Serving) -> tuple[Request | None, str]:
         """The next one in, and why not now ("" when it can go)."""
         roster = self.roster
-        if not self.admitting:
+        if not self.is_admitting:
             return None, "paused"
+        if self.retry_at_ns is not None:
+            return None, "backing_off"
         if self._kv_blocked:
             return None, "kv_released"
         head, reason = choose_head(self.config, roster.line, roster.clock, roster.active_long, serving.shape.lanes)
         return head, (blocker(serving.ledger, head) if head is not None else reason)
+
+    @property
+    def is_cramped(self) -> bool:
+        """Whether fenced lanes leave too little: half of the lanes are gone, or the head of the line would not find
+        room in what is left even if everyone else had ended."""
+        if self.serving is None or not self.serving.ledger.fenced:
+            return False
+        ledger, head = self.serving.ledger, self._blocked
+        if 2 * ledger.fenced >= len(ledger.lanes):
+            return True
+        return head is not None and not ledger.fits_healthy(head.total_tokens)
 
     def _policy(self, serving: Serving) -> Policy:
         return Policy(
@@ -245,9 +339,9 @@ class Worker:
         """
         if serving.flight.jobs:
             return True
-        is_open = self.admitting and self.waiting_reason not in ("lanes", "kv_units", "kv_released")
+        is_open = self.is_admitting and self.waiting_reason not in ("lanes", "kv_units", "kv_released")
         return is_open and serving.ledger.can_reserve(1)
 
     def next_deadline_ns(self) -> int | None:
-        times = (self.roster.deadlines.next_ns(), self.window_ns, self.retry_at_ns)
+        times = (self.roster.deadlines.next_ns(), self.window_ns, self.retry_at_ns, self.overdue_until_ns)
         return min((t for t in times if t is not None), default=None)

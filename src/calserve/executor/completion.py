@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from calserve.core.events import JobDone, JobFailed, JobOverdue, RowResult
 from calserve.core.job import JobSpec
-from calserve.core.outcomes import Failure, FaultClass, RowEnd
+from calserve.core.outcomes import STATUS_STAGE, Failure, FaultClass, RowEnd
 from calserve.core.states import BufferEvent
 from calserve.executor.logits import LogitsFault, read_logits
 from calserve.executor.messages import Delivery
@@ -21,6 +21,7 @@ from calserve.runtime.encoding import logits_index
 from calserve.runtime.errors import CalCode, failure
 from calserve.sampling.sampler import choose_rows
 
+_ENDED = (StatusKind.DONE, StatusKind.DONE_CCU_EXCEPTION)
 _NO_ROW = RowResult(RowEnd.NONE, 0)
 
 
@@ -61,12 +62,12 @@ def completion_step(job: SubmittedJob, code: Code, status: JobStatus | None, end
     """What `wait` returned, turned into a completion; JobOverdue or Stray when the device still owns the job."""
     spec = job.spec
     if status is not None and status.generation < spec.generation:
-        late = failure("status", CalCode.UNKNOWN, "a completion of an older generation")
-        return Stray(JobFailed(status.ticket.job, status.generation, late))
+        return Stray(stray_of(status))
     if code == CalCode.TIMEOUT:
         job.is_overdue = True
         return JobOverdue(spec.job, spec.generation)
-    job.lease.step(BufferEvent.RETIRE)
+    if _has_ended(job, status):
+        job.lease.step(BufferEvent.RETIRE)
     fault = _judge(job, code, status)
     if fault is None:
         results = _read_rows(job)
@@ -78,16 +79,37 @@ def completion_step(job: SubmittedJob, code: Code, status: JobStatus | None, end
     return Completed(JobFailed(spec.job, spec.generation, fault), job, ended_ns)
 
 
+def stray_of(status: JobStatus) -> JobFailed:
+    """The fact that a completion of a generation that is gone came: `core` counts it."""
+    late = failure(STATUS_STAGE, CalCode.UNKNOWN, "a completion of an older generation")
+    return JobFailed(status.ticket.job, status.generation, late)
+
+
+def _has_ended(job: SubmittedJob, status: JobStatus | None) -> bool:
+    """Whether the device says that *this* job is over. Otherwise its buffers stay with the device (`Submitted`), and
+    go from there into quarantine.
+
+    A completion that names another job of this generation (swapped, or given twice) proves nothing of the one waited
+    for: that one fails, and so does the other when its own wait is answered with a wrong name. To take the status for
+    the job it names would be to read one job's output on the word of another.
+    """
+    return status is not None and _names(job, status) and status.status in _ENDED
+
+
+def _names(job: SubmittedJob, status: JobStatus) -> bool:
+    return status.ticket == job.ticket and status.generation == job.spec.generation
+
+
 def _judge(job: SubmittedJob, code: Code, status: JobStatus | None) -> Failure | None:
     """Code and status are judged together: success of one does not excuse the other (seed 003, FI08)."""
     if code != CalCode.SUCCESS:
         return failure("wait", code)
     if status is None:
         return Failure("wait", code, FaultClass.UNKNOWN, "success without a status")
+    if not _names(job, status):
+        return Failure(STATUS_STAGE, code, FaultClass.UNKNOWN, "the completion names another job or generation")
     if status.status is not StatusKind.DONE:
-        return Failure("status", code, FaultClass.DEVICE, status.status.value)
-    if status.ticket != job.ticket or status.generation != job.spec.generation:
-        return Failure("status", code, FaultClass.UNKNOWN, "the completion names another job or generation")
+        return Failure(STATUS_STAGE, code, FaultClass.DEVICE, status.status.value)
     return None
 
 

@@ -26,33 +26,33 @@ from calserve.core.commands import (
     Warm,
 )
 from calserve.core.engine import Engine
-from calserve.core.events import Event, JobFailed, JobSubmitted, KvReleased, PrepareFailed
+from calserve.core.events import (
+    BoardAnomaly,
+    Event,
+    JobFailed,
+    JobSubmitted,
+    KvReleased,
+    PrepareFailed,
+    Released,
+    ResetDone,
+)
 from calserve.core.job import JobSpec, Row
-from calserve.core.outcomes import KV_STAGE, Failure, FaultClass
+from calserve.core.outcomes import QUEUE_STAGE, Failure
 from calserve.core.states import BufferEvent, GenerationState
+from calserve.executor.audit import BoardAudit
 from calserve.executor.clock import Clock
 from calserve.executor.completion import Completed, SubmittedJob
 from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder
 from calserve.executor.messages import Delivery, Ending, Inspect, Outlet, Recorder, Submission
-from calserve.executor.pool import BufferPool, Lease, PoolKey
-from calserve.executor.prepare import check_job
+from calserve.executor.pool import BufferCounts, Lease, PoolKey
+from calserve.executor.port import SessionPort
+from calserve.executor.prepare import check_prepared
 from calserve.executor.sequence import Origin, Sequence
-from calserve.runtime.contract import Session
+from calserve.runtime.contract import GraphContract
 from calserve.runtime.encoding import encode
 from calserve.runtime.errors import CalCode, failure
 
 Message = Submission | Completed | LifecycleDone | Inspect | Event
-
-
-@dataclass(slots=True)
-class SessionPort:
-    """What the engine thread holds of one warm session."""
-
-    session: Session
-    generation: int
-    pool: BufferPool
-    last_ended_ns: int = 0
-    held: set[int] = field(default_factory=set)  # lanes the device holds KV for
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,10 @@ class Ways:
 @dataclass(slots=True)
 class EngineSteps:
     """Invariants: a sequence is in `sequences`, in a job, or dropped; a lease is in a pool, in a job, or
-    quarantined. Called on the engine thread only.
+    quarantined; the pool of a session that ends is kept until the board said that it is done with it. Called on the
+    engine thread only, `buffer_counts` aside.
+
+    audit: compares the board's job counters with ours when nothing is in flight.
     """
 
     engine: Engine
@@ -85,7 +88,10 @@ class EngineSteps:
     sequences: dict[str, Sequence | None] = field(default_factory=dict)  # None: in a job
     origins: dict[str, Origin] = field(default_factory=dict)  # to start over when a job never came back
     told: tuple[tuple[str, int, GenerationState], ...] = ()  # session states, as the outlet knows them
-    kv_blocked: set[str] = field(default_factory=set)  # sessions whose board said it has no KV to give yet
+    audit: BoardAudit = field(default_factory=BoardAudit)
+    ending: dict[tuple[str, int], SessionPort] = field(default_factory=dict)  # a reset or release of it is under way
+    orders_out: int = 0  # lifecycle orders not answered: a warm-up has jobs of its own on the board
+    anomalies: list[BoardAnomaly] = field(default_factory=list)  # to be told after the turn they were seen in
 
     def take(self, message: Message) -> None:
         """One message to its end."""
@@ -95,14 +101,26 @@ class EngineSteps:
                 self.origins[message.event.request] = message.sequence.origin
                 self._turn(message.event, {})
             case Completed():
-                self._turn(message.event, self._retire(message))
+                said = self._retire(message)
+                # Between the last job's end and the next submit, or a board that never rests is never looked at.
+                if self.audit.is_due(now := self.clock()):
+                    self._compare_counters(message.job.spec.session, message.job.spec.generation, now)
+                self._turn(message.event, said)
             case LifecycleDone():
+                for stray in message.strays:
+                    self._turn(stray, {})
                 self._adopt(message)
                 self._turn(message.event, {})
             case Inspect():
                 message.reply(self.engine.snapshot(self.clock()))
             case _:
                 self._turn(message, {})
+        for port in self.ports.values():
+            if port.refused:
+                self.anomalies += (BoardAnomaly(port.session.name, port.generation, text) for text in port.refused)
+                port.refused.clear()
+        while self.anomalies:
+            self._turn(self.anomalies.pop(0), {})
 
     def wait_timeout_ns(self) -> int | None:
         """How long the inbox may be waited on before `core` wants a Tick; None for ever."""
@@ -164,52 +182,37 @@ class EngineSteps:
         """Prepare, encode, submit. A failure at any step gives back what was taken, in reverse order."""
         port = self.ports[spec.session]
         contract = port.session.graphs[spec.graph]
-        wrong = check_job(contract, spec)
-        if wrong:
-            return _unprepared(spec, Failure("prepare", CalCode.SHAPE_MISMATCH, FaultClass.PROGRAMMING, wrong))
-        key = PoolKey(spec.generation, spec.graph, spec.task, spec.bank, contract.profile.batch)
-        code, lease = port.pool.take(key)
-        if lease is None:
-            return _unprepared(spec, failure("buffers", code))
-        fault = self._apply_kv(port, spec)
+        tokens = [self._resting(row).tokens(row.first_position, row.token_count) for row in spec.rows]
+        fault = check_prepared(contract, spec, port.room, tokens)
+        if fault is not None:
+            return _unprepared(spec, fault)
+        lease = port.pool.take(PoolKey(spec.generation, spec.graph, spec.task, spec.bank, contract.profile.batch))
+        if isinstance(lease, Failure):
+            return _unprepared(spec, lease)
+        fault = port.apply_kv(spec)
         if fault is not None:
             port.pool.give_back(lease)
             return _unprepared(spec, fault)
-        fault, ticket = self._encode(port, spec, lease), None
+        fault, ticket = _encode(contract, spec, tokens, lease) or self._missed(spec), None
         if fault is None:
             code, ticket = port.session.submit(spec, lease.buffers)
         if ticket is None:
-            _undo_kv(port, spec.rows)
+            port.undo_kv(spec.rows)
             port.pool.give_back(lease)
             return _unprepared(spec, fault or failure("submit", code))
         lease.step(BufferEvent.SUBMIT)
         idle = self.clock() - port.last_ended_ns if port.last_ended_ns else 0
         port.last_ended_ns = 0
+        port.in_flight += 1
         sequences = [self._lend(row.request) for row in spec.rows]
         job = SubmittedJob(spec, port.session, contract, ticket, lease, sequences)
         self.ways.to_completion(job)
         return JobSubmitted(spec.job, spec.generation, idle)
 
-    def _apply_kv(self, port: SessionPort, spec: JobSpec) -> Failure | None:
-        """The device's view of KV follows the job's rows; all of them or none."""
-        kv = port.session.kv
-        starting = sum(len(row.kv_units) for row in spec.rows if row.first_position == 0)
-        if starting and not kv.can_allocate(starting):
-            self.kv_blocked.add(spec.session)
-            return failure(KV_STAGE, CalCode.DEVICE_BUSY, f"the board cannot allocate {starting} units yet")
-        for at, row in enumerate(spec.rows):
-            code = kv.apply(row.lane, row.kv_units, row.first_position + row.token_count)
-            if code:
-                _undo_kv(port, spec.rows[:at])
-                return failure("apply", code, f"the board refused units for lane {row.lane}")
-            port.held.add(row.lane)
-        return None
-
-    def _encode(self, port: SessionPort, spec: JobSpec, lease: Lease) -> Failure | None:
-        """The rows' tokens into the leased buffers. The sequences stay here until the device took the job."""
-        tokens = [self._resting(row).tokens(row.first_position, row.token_count) for row in spec.rows]
-        fault = encode(port.session.graphs[spec.graph], spec, tokens, lease.buffers)
-        return failure(fault.operation, fault.code, fault.tensor) if fault else None
+    def _missed(self, spec: JobSpec) -> Failure | None:
+        """The queue deadline (seed 003, section 9.1): what is not with the board by then rolls back."""
+        late = self.clock() - spec.submit_by_ns if spec.submit_by_ns else 0
+        return failure(QUEUE_STAGE, CalCode.TIMEOUT, f"ready {late} ns after the queue deadline") if late > 0 else None
 
     def _resting(self, row: Row) -> Sequence:
         """The row's sequence; a new one where the request starts over and the old one is lost or has advanced."""
@@ -231,9 +234,15 @@ class EngineSteps:
         job = done.job
         port = self.ports.get(job.spec.session)
         if port is None or port.generation != job.spec.generation:
-            # Its pool is gone, and so are its sequences: a request that goes on has started over with a new one.
+            # Its sequences are gone: a request that goes on has started over with new ones. Its memory is kept with
+            # the pool it came from, for as long as the board may still hold that.
             job.lease.step(BufferEvent.QUARANTINE)
+            gone = self.ending.get((job.spec.session, job.spec.generation))
+            if gone is not None:
+                gone.pool.leased -= 1
+                gone.pool.quarantined.append(job.lease)
             return {}
+        port.in_flight -= 1
         for sequence in job.sequences:
             if sequence.request in self.sequences:
                 self.sequences[sequence.request] = sequence
@@ -251,43 +260,59 @@ class EngineSteps:
         port = self.ports.get(command.session)
         if port is None or port.generation != command.generation:
             return
-        # A lane that never reached the device frees nothing there: telling of it would be asking in a circle.
-        if command.lane in port.held:
-            port.held.discard(command.lane)
-            port.session.kv.release(command.lane)
-            if command.session in self.kv_blocked:
-                self.kv_blocked.discard(command.session)
-                facts.append(KvReleased(command.session))
+        if port.release_lane(command.lane):
+            facts.append(KvReleased(command.session))
+
+    # the board's own account
+
+    def _compare_counters(self, session: str, generation: int, now_ns: int) -> None:
+        """Only where nothing may be in flight: no job, no warm-up, and no session whose end is under way."""
+        if self.orders_out or self.ending or any(port.in_flight for port in self.ports.values()):
+            return
+        wrong = self.audit.complaint(now_ns)
+        if wrong:
+            self.anomalies.append(BoardAnomaly(session, generation, wrong))
+
+    def buffer_counts(self) -> BufferCounts:
+        """Over all sessions, those included that are about to end. Also from another thread, which only reads."""
+        counts = [port.pool.counts() for port in (*self.ports.values(), *self.ending.values())]
+        return BufferCounts(
+            sum(c.allocated for c in counts), sum(c.leased for c in counts), sum(c.quarantined for c in counts)
+        )
 
     # lifecycle
 
     def _adopt(self, done: LifecycleDone) -> None:
-        if done.session is not None:
-            session = done.session
-            generation = getattr(done.event, "generation", 0)
-            self.ports[session.name] = SessionPort(session, generation, BufferPool(session, self.jobs_kept))
+        self.orders_out -= 1
+        event, session = done.event, done.session
+        if isinstance(event, Released | ResetDone) and event.failure is None:
+            self.ending.pop((event.session, event.generation), None)
+        if session is not None:
+            generation = getattr(event, "generation", 0)
+            self.ports[session.name] = SessionPort.of(session, generation, self.jobs_kept)
             self.ways.open_completion(session.name, generation)
 
     def _order(self, command: Command) -> None:
-        session = None
+        port = None
         if isinstance(command, Release | Reset):
             port = self.ports.pop(command.session, None)
-            if port is not None:
-                session = port.session
+            if port is None:
+                # Asked again after a failure: what was not ended then is still to be ended.
+                port = self.ending.get((command.session, command.generation))
+            else:
+                if port.in_flight == 0:
+                    self._compare_counters(command.session, port.generation, self.clock())
+                self.ending[command.session, port.generation] = port
                 self.ways.close_completion(command.session, port.generation)
         assert isinstance(command, Validate | Configure | Warm | Release | Reset)
-        self.ways.to_lifecycle(LifecycleOrder(command, session))
+        self.orders_out += 1
+        self.ways.to_lifecycle(LifecycleOrder(command, port.session if port is not None else None))
 
 
-def _undo_kv(port: SessionPort, rows: Many[Row]) -> None:
-    """Take back what a job that was not submitted was given: lanes it would have started, last first.
-
-    A lane that already held tokens keeps what it has; applying the same units again changes nothing.
-    """
-    for row in reversed(rows):
-        if row.first_position == 0:
-            port.held.discard(row.lane)
-            port.session.kv.release(row.lane)
+def _encode(contract: GraphContract, spec: JobSpec, tokens: Many[Many[int]], lease: Lease) -> Failure | None:
+    """The rows' tokens into the leased buffers. The sequences stay here until the device took the job."""
+    fault = encode(contract, spec, tokens, lease.buffers)
+    return failure(fault.operation, fault.code, fault.tensor) if fault else None
 
 
 def _unprepared(spec: JobSpec, fault: Failure) -> PrepareFailed:

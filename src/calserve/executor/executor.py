@@ -17,6 +17,8 @@ from functools import partial
 
 from calserve.core.engine import Engine
 from calserve.core.events import Tick
+from calserve.executor.audit import BoardAudit
+from calserve.executor.awaiting import drive
 from calserve.executor.clock import Clock
 from calserve.executor.completion import Completed, Stray, SubmittedJob, completion_step
 from calserve.executor.engine_step import EngineSteps, Message, Ways
@@ -70,6 +72,7 @@ class BoardExecutor:
             parts.clock,
             parts.recorders,
             jobs_kept=max(options.max_in_flight for options in parts.options.values()),
+            audit=BoardAudit(parts.board),
         )
         self._lifecycle = LifecycleSteps(parts.board, parts.open_package, parts.options, parts.clock)
 
@@ -81,6 +84,11 @@ class BoardExecutor:
     def post(self, message: Message) -> None:
         """Put a message in the engine's inbox. Never blocks; what was put is no longer the caller's."""
         self._inbox.put(message)
+
+    def buffer_counts(self) -> tuple[int, int]:
+        """Sets of host buffers leased and quarantined now. From any thread: it reads what the engine thread counts."""
+        counts = self._steps.buffer_counts()
+        return counts.leased, counts.quarantined
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Stop the threads; True when all of them ended. Sessions are core's to release before this.
@@ -149,4 +157,4 @@ class BoardExecutor:
 
     def _run_lifecycle(self) -> None:
         while (order := self._orders.get()) is not None:
-            self._inbox.put(self._lifecycle.take(order))
+            self._inbox.put(drive(self._lifecycle.take(order)))

@@ -11,9 +11,11 @@ import logging
 from dataclasses import dataclass, field
 
 from calserve.core.job import Bank, Task
+from calserve.core.outcomes import Failure, FaultClass
 from calserve.core.states import BUFFER_STEPS, BufferEvent, BufferState, step
+from calserve.runtime.checks import check_buffers
 from calserve.runtime.contract import Code, HostBuffers, Session
-from calserve.runtime.errors import CalCode
+from calserve.runtime.errors import CalCode, failure
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,15 @@ class PoolKey:
     task: Task
     bank: Bank
     profile: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCounts:
+    """Sets of buffers. allocated = leased + quarantined + those that lie ready."""
+
+    allocated: int = 0
+    leased: int = 0
+    quarantined: int = 0
 
 
 class Lease:
@@ -58,49 +69,61 @@ class Lease:
 class BufferPool:
     """Buffers of one session. Called on the engine thread only.
 
-    Invariant: free + leased + quarantined = allocated. Allocation happens on first use of a key and stays within
-    `limit` per key, quarantined ones within `QUARANTINE_LIMIT`, which bounds memory.
+    Invariant: free + leased + quarantined = made. Allocation happens on first use of a key and stays within `limit`
+    per key (`allocated`: not counting those put away), quarantined ones within `QUARANTINE_LIMIT`: memory is bounded.
     """
 
     session: Session
     limit: int
     free: dict[PoolKey, list[Lease]] = field(default_factory=dict)
     allocated: dict[PoolKey, int] = field(default_factory=dict)
+    made: int = 0
     leased: int = 0
     quarantined: list[Lease] = field(default_factory=list)
 
-    def take(self, key: PoolKey) -> tuple[Code, Lease | None]:
-        """A clean lease in state Preparing, or the code that says why there is none.
+    def take(self, key: PoolKey) -> Lease | Failure:
+        """A clean lease in state Preparing, or why there is none.
 
-        17: all are in use. 24: so many were quarantined that only a new generation helps.
+        17: all are in use. 24: so many were quarantined that only a new generation helps. Else the board's own code,
+        or what is wrong with the memory it gave (4, 21, 22: an artifact's fault).
         """
         if len(self.quarantined) > QUARANTINE_LIMIT:
-            return CalCode.MAP_BROKEN, None
+            return failure("buffers", CalCode.MAP_BROKEN, f"{len(self.quarantined)} sets of buffers are quarantined")
         ready = self.free.get(key)
-        if ready:
-            lease = ready.pop()
-        else:
-            if self.allocated.get(key, 0) >= self.limit:
-                return CalCode.DEVICE_BUSY, None
-            code, buffers = self.session.allocate(key.graph, key.bank)
-            if buffers is None:
-                return code, None
-            self.allocated[key] = self.allocated.get(key, 0) + 1
-            lease = Lease(key, buffers)
-        lease.step(BufferEvent.LEASE)
-        self.leased += 1
-        return 0, lease
+        lease = ready.pop() if ready else self._allocate(key)
+        if isinstance(lease, Lease):
+            lease.step(BufferEvent.LEASE)
+            self.leased += 1
+        return lease
+
+    def counts(self) -> BufferCounts:
+        """Also from another thread, to which the numbers may be of two moments."""
+        return BufferCounts(self.made, self.leased, len(self.quarantined))
+
+    def _allocate(self, key: PoolKey) -> Lease | Failure:
+        if self.allocated.get(key, 0) >= self.limit:
+            return failure("buffers", CalCode.DEVICE_BUSY, f"all {self.limit} sets of buffers are in use")
+        code, buffers = self.session.allocate(key.graph, key.bank)
+        if buffers is None:
+            return failure("buffers", code)
+        wrong = check_buffers(self.session.graphs[key.graph], buffers)
+        if wrong is not None:
+            return Failure("buffers", wrong[0], FaultClass.ARTIFACT, wrong[1])
+        self.allocated[key] = self.allocated.get(key, 0) + 1
+        self.made += 1
+        return Lease(key, buffers)
 
     def give_back(self, lease: Lease) -> Code:
         """Clean and free the lease, or quarantine it when cleaning fails. Never a submitted one."""
-        was_prepared_only = lease.state is BufferState.PREPARING
+        event = BufferEvent.GIVE_UP if lease.state is BufferState.PREPARING else BufferEvent.GIVE_BACK
+        after = step(BUFFER_STEPS, lease.state, event)  # raises for memory the device may write, before it is touched
         self.leased -= 1
         code = lease.buffers.undo_slices() or lease.buffers.reset()
         if code:
             _log.warning("buffers of %s could not be cleaned (code %d) and are quarantined", lease.key.graph, code)
             self._put_away(lease)
             return code
-        lease.step(BufferEvent.GIVE_UP if was_prepared_only else BufferEvent.GIVE_BACK)
+        lease.state = after
         self.free.setdefault(lease.key, []).append(lease)
         return 0
 

@@ -1,29 +1,36 @@
 """Goldens and step times, on a session nobody else uses yet.
 
-Owns a naive loop over the contract: encode, submit, wait, look. A golden that fails keeps the generation from
-ever being Ready; the measured times are what profile choice and execution deadlines rest on.
+Owns a naive loop over the contract: encode, submit, ask for the job's end (see `awaiting`), look. A golden that fails
+keeps the generation from ever being Ready; the measured times are what profile choice and execution deadlines rest on.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Generator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from calserve.core.board import StepTime
+from calserve.core.events import JobFailed
 from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
-from calserve.core.outcomes import Failure, FaultClass
+from calserve.core.outcomes import LOST_STAGE, Failure, FaultClass
+from calserve.executor.awaiting import Awaited, AwaitJob
 from calserve.executor.clock import Clock
+from calserve.executor.completion import stray_of
 from calserve.executor.logits import LogitsFault, read_logits
-from calserve.executor.prepare import check_job
-from calserve.runtime.contract import BoardPackage, Golden, GraphContract, HostBuffers, Session, StatusKind
+from calserve.executor.prepare import check_prepared
+from calserve.runtime.checks import KvRoom, check_buffers
+from calserve.runtime.contract import BoardPackage, Golden, GraphContract, HostBuffers, Session, StatusKind, Ticket
 from calserve.runtime.encoding import encode, logits_index
 from calserve.runtime.errors import CalCode, failure
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
+_End = TypeVar("_End")
+_Steps = Generator[AwaitJob, Awaited, _End]
 
 # A step that takes longer than this while warming up is a board that does not answer.
 _STEP_TIMEOUT_NS = 60_000_000_000
@@ -40,18 +47,17 @@ class WarmupFailed(Exception):
 
 
 def warm_session(
-    session: Session, package: BoardPackage, generation: int, clock: Clock
-) -> tuple[StepTime, ...] | Failure:
-    """Run every golden, then time each graph. Returns step times per graph, or the first failure."""
-    rig = _Rig(session, generation, clock)
-    tiled = next((graph for graph in session.graphs.values() if graph.logits_tile != 1), None)
-    if tiled is not None:
-        wrong = f"graph {tiled.name} has logits in tiles of {tiled.logits_tile}, which are not read here"
-        return Failure("warm", CalCode.NOT_SUPPORTED, FaultClass.ARTIFACT, wrong)
+    session: Session, package: BoardPackage, generation: int, clock: Clock, strays: list[JobFailed]
+) -> _Steps[tuple[StepTime, ...] | Failure]:
+    """Run every golden, then time each graph. Returns step times per graph, or the first failure.
+
+    strays: gets a completion of an older generation that came meanwhile, for `core` to count.
+    """
+    rig = _Rig(session, generation, clock, strays=strays)
     try:
         for golden in package.goldens:
-            _check_golden(rig, golden, package.golden_tolerance)
-        return _measure(rig, package)
+            yield from _check_golden(rig, golden, package.golden_tolerance)
+        return (yield from _measure(rig, package))
     except WarmupFailed as end:
         return end.failure
 
@@ -64,7 +70,12 @@ class _Rig:
     generation: int
     clock: Clock
     buffers: dict[str, HostBuffers] = field(default_factory=dict)
+    strays: list[JobFailed] = field(default_factory=list)
     job: int = -1
+
+    @property
+    def room(self) -> KvRoom:
+        return KvRoom(self.session.lanes, self.session.unit_tokens, self.session.kv_units)
 
     def units(self, lane: int, length: int) -> tuple[int, ...]:
         per_lane = max(1, self.session.kv_units // self.session.lanes)
@@ -81,15 +92,17 @@ class _Rig:
             raise WarmupFailed(failure("warm", code, f"lane {lane} was refused by the board's KV"))
         return Row(f"warm-{lane}", lane, units, first, count, LogitsWanted.LAST)
 
-    def run(self, graph: GraphContract, task: Task, rows: Many[Row], tokens: Many[Many[int]]) -> tuple[Logits, int]:
+    def run(
+        self, graph: GraphContract, task: Task, rows: Many[Row], tokens: Many[Many[int]]
+    ) -> _Steps[tuple[Logits, int]]:
         """One job to its end: float32[rows, vocab] (copied) and its duration in ns from submit."""
         self.job -= 1
         deadline = self.clock() + _STEP_TIMEOUT_NS
         spec = JobSpec(self.job, self.generation, self.session.name, graph.name, task, Bank.AUTO, deadline, tuple(rows))
         buffers = self._buffers(graph)
-        wrong = check_job(graph, spec)
+        wrong = check_prepared(graph, spec, self.room, tokens)
         if wrong:
-            raise WarmupFailed(Failure("warm", CalCode.SHAPE_MISMATCH, FaultClass.ARTIFACT, wrong))
+            raise WarmupFailed(Failure("warm", wrong.code, FaultClass.ARTIFACT, wrong.detail))
         fault = encode(graph, spec, tokens, buffers)
         if fault:
             raise WarmupFailed(failure("warm", fault.code, f"{fault.operation} of {fault.tensor}"))
@@ -97,8 +110,13 @@ class _Rig:
         code, ticket = self.session.submit(spec, buffers)
         if ticket is None:
             raise WarmupFailed(failure("warm", code, "submit"))
-        code, status = self.session.wait(ticket, _STEP_TIMEOUT_NS)
+        code, status = yield from self._end_of(ticket)
         took = self.clock() - began
+        if code == CalCode.TIMEOUT:
+            raise WarmupFailed(Failure(LOST_STAGE, code, FaultClass.UNKNOWN, "a warm-up job never came back"))
+        if not code and (status is None or status.ticket != ticket or status.generation != self.generation):
+            named = "the completion names another job or generation" if status else "success without a status"
+            raise WarmupFailed(Failure(LOST_STAGE, code, FaultClass.UNKNOWN, named))
         if code or status is None or status.status is not StatusKind.DONE:
             raise WarmupFailed(failure("warm", code or CalCode.DEVICE_CRASH, f"wait: {status and status.status.value}"))
         logits = read_logits(graph, buffers, [at for at in logits_index(graph, spec) if at is not None])
@@ -111,6 +129,14 @@ class _Rig:
         if code:
             raise WarmupFailed(failure("warm", code, "buffers could not be cleaned"))
         return logits, took
+
+    def _end_of(self, ticket: Ticket) -> _Steps[Awaited]:
+        """What the board says of the job. A completion of an older generation is set aside, and the job waited on."""
+        while True:
+            code, status = yield AwaitJob(self.session, ticket, _STEP_TIMEOUT_NS)
+            if status is None or status.generation >= self.generation:
+                return code, status
+            self.strays.append(stray_of(status))
 
     def release(self, lanes: int) -> None:
         for lane in range(lanes):
@@ -129,6 +155,9 @@ class _Rig:
             code, made = self.session.allocate(graph.name, Bank.AUTO)
             if made is None:
                 raise WarmupFailed(failure("warm", code, f"buffers of {graph.name}"))
+            wrong = check_buffers(graph, made)
+            if wrong is not None:
+                raise WarmupFailed(Failure("warm", wrong[0], FaultClass.ARTIFACT, wrong[1]))
             self.buffers[graph.name] = made
         return self.buffers[graph.name]
 
@@ -144,11 +173,11 @@ def _first(session: Session, task: Task) -> GraphContract:
     return able[0]
 
 
-def _check_golden(rig: _Rig, golden: Golden, tolerance: float) -> None:
+def _check_golden(rig: _Rig, golden: Golden, tolerance: float) -> _Steps[None]:
     """Teacher-forced: each step's best token is the recorded one, unless the recorded lead was within tolerance."""
     prompt, length = golden.prompt_ids, len(golden.prompt_ids)
     graph = rig.prefill_graph()
-    logits, _ = rig.run(graph, Task.PREFILL, [rig.row(0, 0, length)], [prompt])
+    logits, _ = yield from rig.run(graph, Task.PREFILL, [rig.row(0, 0, length)], [prompt])
     decode = rig.decode_graph(1)
     if decode is None:
         raise WarmupFailed(Failure("warm", CalCode.INVALID_CALBIN, FaultClass.ARTIFACT, "no graph can decode"))
@@ -159,18 +188,18 @@ def _check_golden(rig: _Rig, golden: Golden, tolerance: float) -> None:
             raise WarmupFailed(Failure("golden", CalCode.UNEXPECTED, FaultClass.ARTIFACT, detail))
         if step + 1 < len(golden.output_ids):
             row = rig.row(0, length + step, 1)
-            logits, _ = rig.run(decode, Task.DECODE, [row], [[expected]])
+            logits, _ = yield from rig.run(decode, Task.DECODE, [row], [[expected]])
     rig.release(1)
 
 
-def _measure(rig: _Rig, package: BoardPackage) -> tuple[StepTime, ...]:
+def _measure(rig: _Rig, package: BoardPackage) -> _Steps[tuple[StepTime, ...]]:
     prefill = rig.prefill_graph()
-    base, per_token = _time_prefill(rig, prefill, package)
+    base, per_token = yield from _time_prefill(rig, prefill, package)
     decode: dict[str, list[tuple[int, int]]] = {}
     for lanes in sorted(set(package.profiles)):
         graph = rig.decode_graph(lanes)
         if graph is not None and lanes <= rig.session.lanes:
-            took = _time_decode(rig, graph, lanes, package)
+            took = yield from _time_decode(rig, graph, lanes, package)
             decode.setdefault(graph.name, []).append((lanes, took))
     times = []
     for graph in rig.session.graphs.values():
@@ -191,7 +220,7 @@ def _filler(package: BoardPackage, count: int) -> list[int]:
     return [(17 * i + 3) % package.vocab_size for i in range(count)]
 
 
-def _time_prefill(rig: _Rig, graph: GraphContract, package: BoardPackage) -> tuple[int, int]:
+def _time_prefill(rig: _Rig, graph: GraphContract, package: BoardPackage) -> _Steps[tuple[int, int]]:
     """(base, per token) in ns from two lengths, each the smaller of two runs."""
     room = min(graph.profile.max_row_tokens, graph.profile.max_tokens)
     lengths = [min(n, room) for n in _PREFILL_LENGTHS]
@@ -200,7 +229,8 @@ def _time_prefill(rig: _Rig, graph: GraphContract, package: BoardPackage) -> tup
         runs = []
         for _ in range(2):
             rows = [rig.row(0, 0, length)]
-            runs.append(rig.run(graph, Task.PREFILL, rows, [_filler(package, length)])[1])
+            _, ns = yield from rig.run(graph, Task.PREFILL, rows, [_filler(package, length)])
+            runs.append(ns)
             rig.release(1)
         took.append(min(runs))
     if lengths[1] == lengths[0]:
@@ -209,16 +239,17 @@ def _time_prefill(rig: _Rig, graph: GraphContract, package: BoardPackage) -> tup
     return max(0, took[0] - per_token * lengths[0]), per_token
 
 
-def _time_decode(rig: _Rig, graph: GraphContract, lanes: int, package: BoardPackage) -> int:
+def _time_decode(rig: _Rig, graph: GraphContract, lanes: int, package: BoardPackage) -> _Steps[int]:
     """Median step time in ns with `lanes` sequences of a short common length."""
     prompt = _filler(package, min(8, graph.profile.max_tokens // 2))
     prefill = rig.prefill_graph()
     for lane in range(lanes):
-        rig.run(prefill, Task.PREFILL, [rig.row(lane, 0, len(prompt))], [prompt])
+        yield from rig.run(prefill, Task.PREFILL, [rig.row(lane, 0, len(prompt))], [prompt])
     steps = min(_TIMED_STEPS, graph.profile.max_tokens - len(prompt))
     took = []
     for step in range(steps):
         rows = [rig.row(lane, len(prompt) + step, 1) for lane in range(lanes)]
-        took.append(rig.run(graph, Task.DECODE, rows, [[prompt[0]]] * lanes)[1])
+        _, ns = yield from rig.run(graph, Task.DECODE, rows, [[prompt[0]]] * lanes)
+        took.append(ns)
     rig.release(lanes)
     return int(statistics.median(took))

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from calserve.core.snapshot import EngineSnapshot, SessionView
 from calserve.core.states import GenerationState, LaneState
+from calserve.observe.board import BoardReading, board_gauges
+from calserve.observe.families import PREFIX
+from calserve.observe.families import counter as _counter
+from calserve.observe.families import gauge as _gauge
 from calserve.observe.histogram import Histogram
 from calserve.observe.requests import Measures, ModelMeasures
 
-PREFIX = "calserve_"
 MODEL = "model_name"
 QUEUES = ("decode", "short", "medium", "long")
+KV_STATES = ("free", "held", "quarantined", "unknown")
 _NS = 1e-9
 
 _MODEL_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMeasures], Histogram]], ...] = (
@@ -36,6 +40,7 @@ _SESSION_GAUGES: tuple[tuple[str, str, Callable[[SessionView], float]], ...] = (
     ("num_requests_waiting", "Requests not yet admitted.", lambda v: v.waiting_requests),
     ("waiting_prompt_tokens", "Prompt tokens of requests not yet admitted.", lambda v: v.waiting_prompt_tokens),
     ("jobs_in_flight", "Jobs on the board.", lambda v: v.jobs_in_flight),
+    ("max_jobs_in_flight", "Jobs allowed on the board at once now.", lambda v: v.max_in_flight),
     ("kv_units", "KV units of the board.", lambda v: v.kv_units_total),
     ("kv_units_held", "KV units that hold tokens.", lambda v: v.kv_units_held),
     ("kv_units_reserved", "KV units promised to admitted requests.", lambda v: v.kv_units_reserved),
@@ -43,10 +48,14 @@ _SESSION_GAUGES: tuple[tuple[str, str, Callable[[SessionView], float]], ...] = (
 
 
 class Metrics:
-    """The `/metrics` page. `measures` is written by the engine thread; `render` runs on the event loop."""
+    """The `/metrics` page. `measures` is written by the engine thread; `render` runs on the event loop.
 
-    def __init__(self, measures: Measures) -> None:
+    read_board: reads the board at each scrape; must not block. None leaves its gauges out.
+    """
+
+    def __init__(self, measures: Measures, read_board: Callable[[], BoardReading] | None = None) -> None:
         self._measures = measures
+        self._read_board = read_board
         self._snapshot: EngineSnapshot | None = None
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -61,6 +70,8 @@ class Metrics:
         yield _gauge("up", "1 while the engine answers.", [([], 0.0 if self._snapshot is None else 1.0)], [])
         yield from self._model_metrics()
         yield from self._board_metrics()
+        if self._read_board is not None:
+            yield from board_gauges(self._read_board())
         if self._snapshot is not None:
             yield from self._snapshot_metrics(self._snapshot)
 
@@ -119,6 +130,12 @@ class Metrics:
             for state in LaneState
         ]
         yield _gauge("lanes", "Lanes by state.", lanes, [MODEL, "state"])
+        units = [
+            ([model, state], sum(view.kv_units_by_state.get(state, 0) for view in views[model]))
+            for model in models
+            for state in KV_STATES
+        ]
+        yield _gauge("kv_units_by_state", "KV units by state; together all of them.", units, [MODEL, "state"])
         yield from _queue_gauges(views)
         events = [([name], count) for name, count in sorted(snapshot.counters.items())]
         yield _counter("engine_events", "What the engine counted.", events, ["event"])
@@ -152,17 +169,3 @@ def _queue_gauges(views: dict[str, list[SessionView]]) -> Iterator[Metric]:
 def _share(views: list[SessionView]) -> float:
     total = sum(view.kv_units_total for view in views)
     return sum(view.kv_units_held for view in views) / total if total else 0.0
-
-
-def _gauge(name: str, text: str, values: Iterable[tuple[list[str], float]], labels: list[str]) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
-    return family
-
-
-def _counter(name: str, text: str, values: Iterable[tuple[list[str], float]], labels: list[str]) -> Metric:
-    family = CounterMetricFamily(PREFIX + name, text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
-    return family

@@ -18,6 +18,7 @@ import structlog
 
 from calserve.core.commands import Command, Exit, Reset, SubmitJob
 from calserve.core.events import (
+    BoardAnomaly,
     Configured,
     Event,
     JobDone,
@@ -33,9 +34,14 @@ from calserve.core.events import (
     Warmed,
 )
 from calserve.core.job import JobSpec
-from calserve.core.outcomes import KV_STAGE, Failure, RowEnd
+from calserve.core.outcomes import KV_STAGE, BoardNote, Failure, RowEnd
 
 LOGGER = "calserve.record"
+# A job's requests are named in so many characters, and each in so many: a client may have chosen the name, and a value
+# of more than 500 would be cut by the log itself, in the middle of a name.
+NAMES_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 440, 64
+# The raw codes of what has no failure of its own: `wait` timed out, and a job that succeeded with unusable rows.
+_TIMEOUT, _SUCCESS = 13, 0
 _NS_PER_MS = 1_000_000
 
 
@@ -57,6 +63,7 @@ class RecordLog:
     def __init__(self) -> None:
         self._log = structlog.stdlib.get_logger(LOGGER)
         self._jobs: dict[int, _Out] = {}
+        self._resets: dict[tuple[str, int], dict[str, object]] = {}  # ordered and not answered: cause and jobs out
 
     def __call__(self, now_ns: int, event: Event, commands: Sequence[Command]) -> None:
         if isinstance(event, JobDone):
@@ -79,7 +86,7 @@ class RecordLog:
         wrong = [index for index, row in enumerate(event.rows) if row.end is RowEnd.ERROR]
         if wrong:
             names = _job_names(event.job, event.generation, out)
-            self._log.error("a job's output cannot be used", **names, stage="output", bad_rows=wrong)
+            self._log.error("a job's output cannot be used", **names, stage="output", code=_SUCCESS, bad_rows=wrong)
 
     def _prepare_failed(self, event: PrepareFailed, now_ns: int) -> None:
         names = _job_names(event.job, event.generation, self._jobs.pop(event.job, None))
@@ -95,7 +102,7 @@ class RecordLog:
     def _job_overdue(self, event: JobOverdue, now_ns: int) -> None:
         out = self._jobs.get(event.job)
         names = _job_names(event.job, event.generation, out)
-        self._log.warning("a job is overdue", **names, age_ms=_age_ms(out, now_ns), stage="wait")
+        self._log.warning("a job is overdue", **names, age_ms=_age_ms(out, now_ns), stage="wait", code=_TIMEOUT)
 
     # Sessions
 
@@ -110,7 +117,10 @@ class RecordLog:
 
     def _step(self, event: Validated | Configured | Warmed | Released | ResetDone, now_ns: int) -> None:
         done, failed = _STEPS[type(event)]
-        names = {"session": event.session, "generation": event.generation}
+        names: dict[str, object] = {"session": event.session, "generation": event.generation}
+        if isinstance(event, ResetDone):
+            names |= self._resets.pop((event.session, event.generation), {})
+            names |= {"before": _board(event.before), "after": _board(event.after)}
         if event.failure is not None:
             self._log.error(failed, **names, **_cause(event.failure))
             return
@@ -121,6 +131,10 @@ class RecordLog:
                 if out.spec.session == event.session and out.spec.generation <= event.generation:
                     del self._jobs[job]
 
+    def _anomaly(self, event: BoardAnomaly, now_ns: int) -> None:
+        names = {"session": event.session, "generation": event.generation}
+        self._log.warning("a board's account does not add up", **names, stage="counters", detail=event.detail)
+
     # Orders
 
     def _order(self, command: Command, now_ns: int) -> None:
@@ -128,6 +142,8 @@ class RecordLog:
             out = sorted(job for job, kept in self._jobs.items() if kept.spec.session == command.session)
             names = {"session": command.session, "generation": command.generation, "scope": command.scope.value}
             self._log.error("a reset was ordered", **names, jobs_out=out, **_cause(command.cause))
+            why = {f"cause_{name}": value for name, value in _cause(command.cause).items()}
+            self._resets[command.session, command.generation] = {"jobs_out": out, **why}
         elif isinstance(command, Exit):
             level = logging.INFO if command.code == 0 else logging.ERROR
             self._log.log(
@@ -149,6 +165,7 @@ _TELL: Mapping[type[Event], Callable[[RecordLog, Any, int], None]] = MappingProx
         PrepareFailed: RecordLog._prepare_failed,
         JobFailed: RecordLog._job_failed,
         JobOverdue: RecordLog._job_overdue,
+        BoardAnomaly: RecordLog._anomaly,
         Load: RecordLog._load,
         Unload: RecordLog._unload,
         Shutdown: RecordLog._shutdown,
@@ -169,7 +186,30 @@ def _job_names(job: int, generation: int, out: _Out | None) -> dict[str, object]
         "graph": spec.graph,
         "task": spec.task.value,
         "rows": len(spec.rows),
+        "sequences": _sequences(spec),
     }
+
+
+def _sequences(spec: JobSpec) -> str:
+    """The requests of a job, in row order; control characters escaped."""
+    names: list[str] = []
+    room = NAMES_CHARACTERS_MAX
+    for row in spec.rows:
+        name = ascii(row.request[:NAME_CHARACTERS_MAX])[1:-1]
+        room -= len(name) + 2
+        if room < 0:
+            return f"{', '.join(names)} and {len(spec.rows) - len(names)} more"
+        names.append(name)
+    return ", ".join(names)
+
+
+def _board(note: BoardNote | None) -> str | None:
+    """How the board stood, as one value of a line."""
+    if note is None:
+        return None
+    health = "healthy" if note.is_healthy else "not healthy"
+    versions = ", ".join(f"{name} {version}" for name, version in note.versions)
+    return f"{health}{': ' + note.health if note.health else ''}; {versions}"
 
 
 def _cause(failure: Failure) -> dict[str, object]:

@@ -87,7 +87,7 @@ class GraphContract:
     inputs/outputs: by exact name, roles fixed by the layout (see `encoding`).
     csr_names: registers set per job, in the order (current sequence length, total sequence length); empty if none.
     logits_tile: layout of the logits; from metadata, never assumed. 1: plain, [rows, vocab]. T > 1: tiled along the
-        vocabulary, the tensor's shape is [ceil(vocab / T), rows, T], so element v of row r stands at [v // T, r, v % T].
+        vocabulary: the shape is [ceil(vocab / T), rows, T], and element v of row r stands at [v // T, r, v % T].
     min_flat_tokens: a job with fewer tokens is padded by the encoder with a row into a scratch unit.
     expected_step_ns: from the package, or None until measured at warm-up.
     """
@@ -214,6 +214,7 @@ class TraceSpan:
     """One phase (h2d, compute, d2d, d2h) of a job on a chip, on the board's clock.
 
     core: the CalCore of the chip that worked, -1 for a phase that none of them runs. bank: which job bank held it.
+    generation: the job's own.
     """
 
     chip: int
@@ -223,6 +224,7 @@ class TraceSpan:
     end_ns: int
     core: int = -1
     bank: Bank = Bank.AUTO
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

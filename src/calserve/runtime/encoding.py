@@ -28,14 +28,16 @@ import numpy as np
 
 from calserve.core.board import RowBinding
 from calserve.core.job import JobSpec, LogitsWanted
+from calserve.runtime.checks import is_within
 from calserve.runtime.contract import Code, GraphContract, HostBuffers, InactiveLanePolicy, KvLayout
+from calserve.runtime.errors import CalCode
 
 Tokens = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeFault:
-    """A buffer operation that did not return success: which one, on what, with which code."""
+    """A buffer operation that did not return success, or ("bounds") one not even tried: on what, with which code."""
 
     operation: str
     tensor: str
@@ -47,15 +49,24 @@ def encode(
 ) -> EncodeFault | None:
     """Fill `buffers` for `spec`. tokens: `row.token_count` ids per row, in row order.
 
-    The caller has checked counts, lengths and lanes against the contract; this checks every buffer operation
-    and stops at the first that fails.
+    The caller has checked counts, lengths and ids against the contract (`checks`). This keeps every write and every
+    slice inside its tensor, so that a board is never asked for more than it has, checks every buffer operation, and
+    stops at the first that fails.
     """
-    fill = _fill_lanes if contract.kv_layout is KvLayout.LANES else _fill_paged
-    for name, shape in fill(contract, spec, tokens, buffers):
+    is_lanes = contract.kv_layout is KvLayout.LANES
+    if is_lanes and _has_row_outside(contract, spec):
+        return EncodeFault("bounds", "tokens", int(CalCode.OUT_OF_RANGE))
+    fill = _fill_lanes(contract, spec, tokens, buffers) if is_lanes else _fill_paged(contract, spec, tokens, buffers)
+    for name, shape, values in fill:
+        tensor = contract.inputs[name]
+        if not is_within(tensor, shape):
+            return EncodeFault("bounds", name, int(CalCode.OUT_OF_RANGE))
+        if values is not None:
+            buffers.host(name)[: shape[0]] = values
         code = buffers.map(name)
         if code:
             return EncodeFault("map", name, code)
-        if contract.inputs[name].sliceable:
+        if tensor.sliceable:
             code = buffers.slice(name, shape)
             if code:
                 return EncodeFault("slice", name, code)
@@ -83,7 +94,18 @@ def _wanted(logits: LogitsWanted, token_count: int) -> int:
     return token_count if logits is LogitsWanted.ALL else 0
 
 
-Filled = Iterator[tuple[str, tuple[int, ...]]]
+# Name and shape of an input, and the values that go to its beginning; None where they were put there already.
+Filled = Iterator[tuple[str, tuple[int, ...], Sequence[int] | None]]
+
+
+def _has_row_outside(contract: GraphContract, spec: JobSpec) -> bool:
+    """Whether a row would be written outside the tokens' memory."""
+    height, width = contract.inputs["tokens"].shape
+    fixed = contract.profile.row_binding is RowBinding.FIXED
+    for i, row in enumerate(spec.rows):
+        if row.token_count > width or not 0 <= (row.lane if fixed else i) < height:
+            return True
+    return False
 
 
 def _fill_lanes(contract: GraphContract, spec: JobSpec, tokens: Sequence[Tokens], buffers: HostBuffers) -> Filled:
@@ -104,7 +126,7 @@ def _fill_lanes(contract: GraphContract, spec: JobSpec, tokens: Sequence[Tokens]
             if name in arrays:
                 arrays[name][at] = value
     for name in arrays:
-        yield name, contract.inputs[name].shape if name in ("tokens", "positions") else (batch,)
+        yield name, contract.inputs[name].shape if name in ("tokens", "positions") else (batch,), None
 
 
 def _fill_paged(contract: GraphContract, spec: JobSpec, tokens: Sequence[Tokens], buffers: HostBuffers) -> Filled:
@@ -148,9 +170,8 @@ def _fill_paged(contract: GraphContract, spec: JobSpec, tokens: Sequence[Tokens]
         "sampled_tokens_indices": sampled,
     }
     for name, values in filled.items():
-        buffers.host(name)[: len(values)] = values
-        yield name, (len(values),)
-    yield "max_context_len", ()
+        yield name, (len(values),), values
+    yield "max_context_len", (), None
 
 
 def _set_csrs(contract: GraphContract, spec: JobSpec, buffers: HostBuffers) -> EncodeFault | None:
@@ -172,7 +193,10 @@ def _shape_outputs(contract: GraphContract, spec: JobSpec, buffers: HostBuffers)
             return EncodeFault("map", name, code)
         if tensor.sliceable:
             rows = max(1, sum(_wanted(row.logits, row.token_count) for row in spec.rows))
-            code = buffers.slice(name, (rows, contract.vocab_size))
+            shape = (rows, contract.vocab_size)
+            if not is_within(tensor, shape):
+                return EncodeFault("bounds", name, int(CalCode.OUT_OF_RANGE))
+            code = buffers.slice(name, shape)
             if code:
                 return EncodeFault("slice", name, code)
     return None

@@ -11,17 +11,15 @@ Sources, later ones win: the defaults of `core.config`, the file, the environmen
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
-import yaml
 
+from calserve import strict_yaml
 from calserve.core.config import SchedulerConfig, TenantPolicy
 
 SCHEMA = "calculet-scheduler/v1"
@@ -29,8 +27,6 @@ ENVIRONMENT_PREFIX = "CALSERVE_"
 ALIAS_VARIABLE = "CALSERVE_MODEL_ALIAS"
 # What logs and metrics say of a model that is not served.
 RESERVED_ALIAS = "unknown"
-# A configuration is a page of text; anything larger is the wrong file.
-MAX_FILE_BYTES = 1 << 20
 # Nanoseconds in 64 bits end after 292 years; nobody means more than a day here.
 MAX_MS = 86_400_000
 
@@ -94,16 +90,18 @@ class Executor(_Section, frozen=True):
     fixed_engine: bool = _DEFAULT.fixed_engine
     execution_deadline_factor: Positive = _DEFAULT.execution_deadline_factor
     execution_deadline_floor_ms: Milliseconds = _DEFAULT.execution_deadline_floor_ns // _NS_PER_MS
+    queue_deadline_ms: Milliseconds = _DEFAULT.queue_deadline_ns // _NS_PER_MS
     overdue_grace_ms: Milliseconds = _DEFAULT.overdue_grace_ns // _NS_PER_MS
     max_transient_retries: Count = _DEFAULT.max_transient_retries
     transient_backoff_ms: Milliseconds = _DEFAULT.transient_backoff_ns // _NS_PER_MS
 
 
 class Recovery(_Section, frozen=True):
-    """recovery_drain_ms is ours: the longest drain before a reset."""
+    """The last two are ours: the longest a lifecycle order may take, and the longest drain before a recovery."""
 
     max_resets_per_10min: Count = _DEFAULT.max_resets
     restart_on_unknown_dma: bool = _DEFAULT.restart_on_unknown_dma
+    lifecycle_deadline_ms: Milliseconds = _DEFAULT.lifecycle_deadline_ns // _NS_PER_MS
     recovery_drain_ms: Milliseconds = _DEFAULT.recovery_drain_ns // _NS_PER_MS
 
 
@@ -164,9 +162,9 @@ def load_config(
     if tree.get("schema") != SCHEMA:
         raise ConfigError(f"{where}: schema must be {SCHEMA}, not {str(tree.get('schema'))[:80]!r}.")
     try:
-        file = msgspec.convert(tree, _File, strict=True)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_sentence(str(error))}") from None
+        file = strict_yaml.convert(tree, _File)
+    except strict_yaml.Wrong as error:
+        raise ConfigError(f"{where}: {error}") from None
     if file.queues.medium_prefill_max_tokens <= file.queues.short_prefill_max_tokens:
         raise ConfigError(
             f"{where}: queues.medium_prefill_max_tokens ({file.queues.medium_prefill_max_tokens}) must exceed "
@@ -218,68 +216,14 @@ def check_proofs(config: SchedulerConfig, proven: Collection[str]) -> None:
             raise ConfigError(f"{what}, but the capability {capability} is not proven on this board for this package.")
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML lets a later key win silently; an operator's second `max_inflight:` must not. Keys are plain words."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"a key on line {key_node.start_mark.line + 1} is a list or a mapping.")
-            if key_node.value in seen:
-                raise ConfigError(f"the key {key_node.value!r} stands twice, on line {key_node.start_mark.line + 1}.")
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = _parse(_read_bytes(path).decode("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}.") from None
-    except ConfigError as error:
+        tree = strict_yaml.parse(strict_yaml.read_text(path, "configuration"))
+    except strict_yaml.Wrong as error:
         raise ConfigError(f"{path}: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not valid YAML (not UTF-8 at byte {error.start}).") from None
-    except _NoYaml as error:
-        raise ConfigError(f"{path}: not valid YAML ({error}).") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must be a mapping that starts with 'schema: {SCHEMA}'.")
     return tree
-
-
-def _read_bytes(path: Path) -> bytes:
-    """A regular file's bytes. Opened without waiting: a FIFO nobody writes to would hold the start for ever."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise ConfigError("not a regular file, so it is no configuration.")
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes, so it is no configuration.")
-    return content
-
-
-class _NoYaml(Exception):
-    """The text is not YAML, or holds a value that is none (a date that does not exist); `str()` says where."""
-
-
-def _parse(text: str) -> Any:
-    try:
-        return yaml.load(text, _UniqueKeys)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f" on line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise _NoYaml(f"{' '.join((error.problem or error.context or 'wrong').split())[:200]}{place}") from None
-    except yaml.reader.ReaderError as error:
-        raise _NoYaml(f"the character {error.character!r} at {error.position}") from None
-    except RecursionError:
-        raise _NoYaml("nested too deeply") from None
-    except ConfigError:
-        raise
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
-        # PyYAML's constructors let the errors of what they call through.
-        raise _NoYaml(f"a value cannot be read: {' '.join(str(error).split())[:100]}") from None
 
 
 def _override(tree: dict[str, Any], dotted: str, text: str, source: str) -> None:
@@ -287,11 +231,11 @@ def _override(tree: dict[str, Any], dotted: str, text: str, source: str) -> None
     if separator and (section not in _File.__struct_fields__ or section in ("schema", "model_alias")):
         raise ConfigError(f"{source}: there is no section {section!r}.")
     try:
-        value = _parse(text)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    except _NoYaml:
+        value = strict_yaml.parse(text)
+    except strict_yaml.NoYaml:
         raise ConfigError(f"{source}: {text[:80]!r} is not a value.") from None
+    except strict_yaml.Wrong as error:
+        raise ConfigError(f"{source}: {error}") from None
     if not separator:
         tree[section] = value
         return
@@ -308,13 +252,6 @@ def _below(tree: dict[str, Any], key: str, name: str) -> dict[str, Any]:
     if not isinstance(below, dict):
         raise ConfigError(f"{name} must be a mapping.")
     return below
-
-
-def _sentence(error: str) -> str:
-    """msgspec says `Expected `int`, got `str` - at `$.batch.x``; put the key first, as an operator reads it."""
-    message, separator, path = error.partition(" - at `$")
-    key = path.rstrip("`").lstrip(".")
-    return f"{key}: {message}." if separator and key else f"{message}."
 
 
 def _scheduler(file: _File) -> SchedulerConfig:
@@ -338,11 +275,13 @@ def _scheduler(file: _File) -> SchedulerConfig:
         fixed_engine=file.executor.fixed_engine,
         execution_deadline_factor=file.executor.execution_deadline_factor,
         execution_deadline_floor_ns=file.executor.execution_deadline_floor_ms * _NS_PER_MS,
+        queue_deadline_ns=file.executor.queue_deadline_ms * _NS_PER_MS,
         overdue_grace_ns=file.executor.overdue_grace_ms * _NS_PER_MS,
         max_transient_retries=file.executor.max_transient_retries,
         transient_backoff_ns=file.executor.transient_backoff_ms * _NS_PER_MS,
         max_resets=file.recovery.max_resets_per_10min,
         restart_on_unknown_dma=file.recovery.restart_on_unknown_dma,
+        lifecycle_deadline_ns=file.recovery.lifecycle_deadline_ms * _NS_PER_MS,
         recovery_drain_ns=file.recovery.recovery_drain_ms * _NS_PER_MS,
         tenants=MappingProxyType({name: TenantPolicy(**msgspec.structs.asdict(t)) for name, t in file.tenants.items()}),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from threading import Condition
 
 from calserve.core.job import Bank, JobSpec
+from calserve.runtime.checks import KvRoom, check_job
 from calserve.runtime.contract import (
     Code,
     GraphContract,
@@ -24,7 +25,7 @@ from calserve.runtime.contract import (
 )
 from calserve.runtime.errors import CalCode
 from calserve.runtime.openvino.buffers import StepBuffers
-from calserve.runtime.openvino.checks import check_job, expected_shapes
+from calserve.runtime.openvino.checks import expected_shapes
 from calserve.runtime.openvino.faults import FaultLog
 from calserve.runtime.openvino.graph import CompiledStep
 from calserve.runtime.openvino.kv import KvPool, LaneUnits
@@ -80,6 +81,7 @@ class OpenVinoSession:
         self.graphs: Mapping[str, GraphContract] = {contract.name: contract}
         self.kv: KvMirror = LaneUnits(shape.lanes, shape.kv_units, step.unit_tokens)
         self._shape = shape
+        self._room = KvRoom(shape.lanes, step.unit_tokens, shape.kv_units)
         self._step: CompiledStep | None = step
         self._pool: KvPool | None = KvPool(step.caches, shape.kv_units)
         self._kv_bytes = self._pool.byte_size
@@ -138,7 +140,7 @@ class OpenVinoSession:
             return int(CalCode.MAP_BROKEN), "a job died in these buffers"
         if spec.bank is not buffers.bank:
             return int(CalCode.INVALID_VALUE), f"bank {spec.bank.name}, buffers of {buffers.bank.name}"
-        complaint = check_job(contract, spec, self.unit_tokens, self.kv_units)
+        complaint = check_job(contract, spec, self._room)
         if complaint is None and buffers.shapes() != expected_shapes(contract, spec):
             return int(CalCode.SHAPE_MISMATCH), "the tensors are not those of this job"
         return complaint or self._content_complaint(contract, buffers)

@@ -8,20 +8,24 @@ figure of a profile says where it comes from; nothing proven here is ever report
 from calserve.runtime.sim.board import SimBoard
 from calserve.runtime.sim.clock import VirtualClock, WallClock
 from calserve.runtime.sim.device import SimDevice
-from calserve.runtime.sim.faults import Fault, FaultPlan, FaultPoint, random_plan
+from calserve.runtime.sim.faults import Fault, FaultPlan, FaultPlanError, FaultPoint, load_fault_plan, random_plan
 from calserve.runtime.sim.package import sim_package
-from calserve.runtime.sim.profile import PROFILES, SimProfile
+from calserve.runtime.sim.profile import PROFILES, ProfileError, SimProfile, load_profile
 
 __all__ = [
     "PROFILES",
     "Fault",
     "FaultPlan",
+    "FaultPlanError",
     "FaultPoint",
+    "ProfileError",
     "SimBoard",
     "SimDevice",
     "SimProfile",
     "VirtualClock",
     "WallClock",
+    "load_fault_plan",
+    "load_profile",
     "random_plan",
     "sim_package",
 ]

@@ -116,7 +116,7 @@ class SimBoard:
     def configure(
         self, package: BoardPackage, options: LoadOptions, name: str, generation: int
     ) -> tuple[Code, Session | None]:
-        """Codes: 19 not a package for this board, 5 options it cannot have, 27 beyond what is proven, 7, 1, 18."""
+        """Codes: 19 not a package for this board, 5 options it cannot have, 27 beyond what is proven, 7, 2, 1, 18."""
         code = self._check(package, options)
         if code != CalCode.SUCCESS:
             return code, None
@@ -161,8 +161,9 @@ class SimBoard:
         is_numerics_right = options.numerics in ("", package.numerics)
         if not (is_chips_right and is_lanes_right and is_kv_right and is_numerics_right):
             return CalCode.INVALID_CONFIG
-        proven_jobs = profile.max_in_flight if profile.proves("concurrent_jobs") else 1
-        if not 1 <= options.max_in_flight <= proven_jobs:
+        # C1 will do: a proof must be able to use the interface that it is to prove. Who may ask is the server's rule.
+        has_banks = profile.capabilities["concurrent_jobs"] in (Evidence.C0, Evidence.C1)
+        if not 1 <= options.max_in_flight <= (profile.max_in_flight if has_banks else 1):
             return CalCode.NOT_SUPPORTED
         return CalCode.SUCCESS
 

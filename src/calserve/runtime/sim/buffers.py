@@ -81,6 +81,8 @@ class SimBuffers:
         return CalCode.SUCCESS
 
     def undo_slices(self) -> Code:
+        if self._shapes and self.plan.visit(FaultPoint.UNDO_LOST):
+            return CalCode.SUCCESS
         self._shapes.clear()
         return CalCode.SUCCESS
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
 from calserve.core.commands import ResetScope
 from calserve.runtime.contract import Code, JobStatus
@@ -16,6 +17,7 @@ from calserve.runtime.errors import CalCode
 from calserve.runtime.sim.calbin import RESET_EFFECTS, Calbin
 from calserve.runtime.sim.clock import Clock, VirtualClock
 from calserve.runtime.sim.engine import JobEngine
+from calserve.runtime.sim.facts import DeviceFact, FactKind, Listener
 from calserve.runtime.sim.faults import FaultPlan, FaultPoint
 from calserve.runtime.sim.job import Job
 from calserve.runtime.sim.profile import ASSUMED_LANES, SimProfile
@@ -23,6 +25,8 @@ from calserve.runtime.sim.profile import ASSUMED_LANES, SimProfile
 
 class SimDevice:
     """One physical device. Called by `SimBoard` and its sessions from any thread; locked by its clock.
+
+    listener: told everything the device does, see `facts`. Without one no fact is built.
 
     Invariants: at most one owner; a current calbin's chips belong to no other current calbin; on wall time
     exactly one thread carries out events while the device is open or a job has something left to do.
@@ -49,6 +53,16 @@ class SimDevice:
         self._thread: threading.Thread | None = None
         self.clock.attach(self.engine)
 
+    @property
+    def listener(self) -> Listener | None:
+        return self.engine.listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        with self.lock:
+            self.engine.listener = listener
+            self.plan.on_fire = None if listener is None else self._fired
+
     def open(self, owner: object) -> bool:
         """Take the device; False while somebody holds it."""
         with self.lock:
@@ -63,29 +77,33 @@ class SimDevice:
     def host_ended(self) -> None:
         """The host's process is gone, in order or not: its calbins go, its jobs run on, memory stays."""
         with self.lock:
+            if self._owner is not None:
+                self._tell(FactKind.HOST_ENDED)
             self._owner = None
             self._host += 1
-            for calbin in self.calbins:
-                calbin.is_alive = False
-            self.calbins.clear()
+            for calbin in list(self.calbins):
+                self._retire(calbin)
             self.lock.notify_all()
             thread = self._thread if self.engine.next_event_ns() is None else None
         if thread is not None:
             thread.join()
 
     def configure(self, calbin: Calbin) -> Code:
-        """Make `calbin` current. Codes: 18 lost, 7 a current calbin is in the way, 1 no DRAM."""
+        """Make `calbin` current. Codes: 18 lost, 7 a current calbin is in the way, 2 its name is taken, 1 no DRAM."""
         with self.lock:
             if self.engine.is_lost:
                 return CalCode.DEVICE_UNAVAILABLE
             is_full = len(self.calbins) >= self.profile.calbins_per_board
             if is_full or any(set(other.chips) & set(calbin.chips) for other in self.calbins):
                 return CalCode.ALREADY_CONFIGURED
+            if any(other.name == calbin.name for other in self.calbins):
+                return CalCode.ALREADY_REGISTERED
             if calbin.bytes_per_chip > self.profile.dram_bytes:
                 return CalCode.MEMORY_ALLOCATION
             calbin.host = self._host
             self.calbins.append(calbin)
             self._last_chips[calbin.name] = calbin.chips
+            self._tell(FactKind.CONFIGURED, calbin)
             return CalCode.SUCCESS
 
     def release(self, calbin: Calbin) -> Code:
@@ -93,9 +111,8 @@ class SimDevice:
         with self.lock:
             if calbin.is_alive and calbin.in_flight:
                 return CalCode.DEVICE_BUSY
-            calbin.is_alive = False
             if calbin in self.calbins:
-                self.calbins.remove(calbin)
+                self._retire(calbin)
             return CalCode.SUCCESS
 
     def submit(self, job: Job) -> None:
@@ -119,13 +136,19 @@ class SimDevice:
             deadline_ns = self.clock.now_ns() + timeout_ns
             while True:
                 if calbin.stray:
-                    return CalCode.SUCCESS, calbin.stray.popleft()
+                    return self._delivered(calbin, CalCode.SUCCESS, calbin.stray.popleft(), "stray")
                 if job.is_retired:
                     return self._deliver(calbin, job)
                 if self.engine.is_lost:
                     return CalCode.DEVICE_UNAVAILABLE, None
                 if self.clock.now_ns() >= deadline_ns or not self.clock.wait_until(deadline_ns):
                     return CalCode.TIMEOUT, None
+
+    def is_ready(self, calbin: Calbin, number: int) -> bool:
+        """Whether `wait` with these arguments would return at once with anything but a timeout."""
+        with self.lock:
+            job = calbin.jobs.get(number)
+            return job is None or job.is_retired or bool(calbin.stray) or self.engine.is_lost
 
     def drain(self, calbin: Calbin, timeout_ns: int) -> Code:
         """Block until every job of `calbin` has retired. Codes: 13 timeout, 18 lost."""
@@ -153,10 +176,10 @@ class SimDevice:
                 return CalCode.DEVICE_UNAVAILABLE
             is_wide = session is None or effect.reach == "board"
             chips = tuple(range(self.profile.chips)) if is_wide else self._last_chips[str(session)]
+            self._tell(FactKind.RESET, chips=chips, detail=scope.value)
             if effect.ends_sessions:
                 for calbin in [calbin for calbin in self.calbins if set(calbin.chips) & set(chips)]:
-                    calbin.is_alive = False
-                    self.calbins.remove(calbin)
+                    self._retire(calbin)
             self.engine.stop(chips, effect.stops_writes, self.clock.now_ns())
             if effect.clears_kv:
                 self.engine.wipe(chips)
@@ -178,9 +201,38 @@ class SimDevice:
             swapped, others[0].report = others[0].report, report
             assert swapped is not None
             report = swapped
+        if fault := self.plan.visit(FaultPoint.COMPLETION_MISNAMED):
+            report = replace(report, generation=fault.value or report.generation + 1)
         if self.plan.visit(FaultPoint.COMPLETION_DOUBLE):
             calbin.stray.append(report)
-        return job.code, report
+        return self._delivered(calbin, job.code, report)
+
+    def _delivered(
+        self, calbin: Calbin, code: Code, report: JobStatus, detail: str = ""
+    ) -> tuple[Code, JobStatus | None]:
+        if (listener := self.listener) is not None:
+            names = report.ticket.number, calbin.name, report.generation, calbin.chips
+            listener(DeviceFact(self.clock.now_ns(), FactKind.DELIVERED, *names, code=int(code), detail=detail))
+        return code, report
+
+    def _retire(self, calbin: Calbin) -> None:
+        """No longer current; its jobs may outlive it."""
+        calbin.is_alive = False
+        self.calbins.remove(calbin)
+        self._tell(FactKind.RELEASED, calbin)
+
+    def _tell(
+        self, kind: FactKind, calbin: Calbin | None = None, chips: tuple[int, ...] = (), detail: str = ""
+    ) -> None:
+        """Report a fact of the device as a whole, or of a calbin."""
+        if (listener := self.listener) is None:
+            return
+        named = ("", 0, chips) if calbin is None else (calbin.name, calbin.generation, calbin.chips)
+        listener(DeviceFact(self.clock.now_ns(), kind, 0, *named, detail=detail))
+
+    def _fired(self, point: FaultPoint) -> None:
+        with self.lock:
+            self._tell(FactKind.FAULT, detail=point.value)
 
     def _stray(self, job: Job) -> None:
         """A completion of a calbin that is gone reaches whoever has its chips now, in the same host."""

@@ -12,15 +12,18 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from calserve.runtime.contract import Code, StatusKind
 from calserve.runtime.errors import CalCode
 from calserve.runtime.sim.clock import Clock
+from calserve.runtime.sim.facts import DeviceFact, FactKind, Listener, RowFact
 from calserve.runtime.sim.faults import FaultPlan, FaultPoint
 from calserve.runtime.sim.job import Job, Slot
-from calserve.runtime.sim.model import UNDEFINED, LaneMemory, to_bfloat16_bits
+from calserve.runtime.sim.model import UNDEFINED, LaneMemory, in_tiles, to_bfloat16_bits
 from calserve.runtime.sim.profile import SimProfile
 from calserve.runtime.sim.timeline import Timeline
 
@@ -32,6 +35,7 @@ class JobEngine:
     """Invariants: events run in order of time, then of creation; an event of a killed job does nothing.
 
     on_stray: called for a job that retired when its calbin was no longer current.
+    listener: told what jobs do; see `facts`. Without one no fact is built.
     """
 
     def __init__(self, profile: SimProfile, clock: Clock, plan: FaultPlan) -> None:
@@ -45,6 +49,7 @@ class JobEngine:
         self.finished = 0
         self.is_lost = False
         self.on_stray: Callable[[Job], None] = lambda job: None
+        self.listener: Listener | None = None
         self._events: list[tuple[int, int, Step, Job]] = []
         self._order = itertools.count()
 
@@ -59,6 +64,8 @@ class JobEngine:
             step(job, at_ns)
 
     def submit(self, job: Job) -> None:
+        if self.listener is not None:
+            self._tell(FactKind.SUBMITTED, job)
         self.queue.append(job)
         self._start_ready(self.clock.now_ns())
 
@@ -69,11 +76,12 @@ class JobEngine:
         for job in [*self.queue, *self.running.values()]:
             if not reached & set(job.chips):
                 continue
-            job.writes_stopped = job.writes_stopped or stops_writes
             if job.is_late and not was_lost:
                 self.timeline.give_back(job)
+                job.writes_stopped = job.writes_stopped or stops_writes
             else:
                 job.is_killed = True
+                self._spoil_kv(job)
                 self._retire(job, StatusKind.DONE_CCU_EXCEPTION, CalCode.DEVICE_UNAVAILABLE)
         self._events = [event for event in self._events if not event[3].is_killed]
         heapq.heapify(self._events)
@@ -102,11 +110,9 @@ class JobEngine:
         blocked: set[Slot] = set()
         waiting: list[Job] = []
         for job in self.queue:
-            slots = self.timeline.choose_slots(job, blocked)
-            if slots is None:
+            if not self.timeline.take(job, blocked):
                 waiting.append(job)
                 continue
-            self.timeline.take(job, slots)
             self.running[job.ticket.number] = job
             job.status = StatusKind.RUNNING
             job.h2d_ns = self.profile.timing.dma_ns(job.input_bytes)
@@ -118,13 +124,17 @@ class JobEngine:
     def _end_h2d(self, job: Job, now_ns: int) -> None:
         """The host memory is read here and nowhere else."""
         job.read()
+        if self.listener is not None:
+            job.row_facts = tuple([row.fact() for row in job.rows])
+            self._tell(FactKind.INPUTS_READ, job, job.row_facts)
         if self.plan.visit(FaultPoint.DEVICE_LOST):
             self.is_lost = True
             self.clock.changed.notify_all()
             return
         if self.plan.visit(FaultPoint.JOB_NEVER_COMPLETES):
             return
-        begin, end = self.timeline.run(job, "compute", now_ns, self._compute_ns(job))
+        job.d2d_ns = self.profile.timing.d2d_token_ns * job.token_count if len(job.chips) > 1 else 0
+        begin, end = self.timeline.run(job, "compute", now_ns, self._compute_ns(job) + job.d2d_ns)
         if fault := self.plan.visit(FaultPoint.COMPLETION_LATE):
             job.is_late = True
             end += fault.value or LATE_NS
@@ -133,7 +143,9 @@ class JobEngine:
 
     def _end_compute(self, job: Job, now_ns: int) -> None:
         """KV is written and the logits are known, or the CCU raised an exception."""
-        self.timeline.record(job, "compute", now_ns - job.device_ns, now_ns)
+        self.timeline.record(job, "compute", now_ns - job.device_ns, now_ns - job.d2d_ns)
+        if job.d2d_ns:
+            self.timeline.record(job, "d2d", now_ns - job.d2d_ns, now_ns)
         if not job.is_sound or self.plan.visit(FaultPoint.STATUS_CCU_EXCEPTION):
             self._spoil_kv(job)
             self._retire(job, StatusKind.DONE_CCU_EXCEPTION)
@@ -149,18 +161,35 @@ class JobEngine:
         """The host memory is written and the job retires."""
         logits = job.logits
         if logits is not None and not job.writes_stopped:
-            if self.plan.visit(FaultPoint.LOGITS_NAN):
-                logits.fill(np.nan)
-            rows, vocab = logits.shape
-            is_short = self.plan.visit(FaultPoint.OUTPUT_SHORT) is not None
-            values = to_bfloat16_bits(logits) if self.profile.logits_dtype == "bfloat16" else logits
-            job.buffers.dma_write("logits", values, (rows, vocab // 2 if is_short else vocab))
+            self._write_output(job, logits)
+            if self.listener is not None:
+                self._tell(FactKind.OUTPUT_WRITTEN, job)
         self._retire(job, StatusKind.DONE)
+
+    def _write_output(self, job: Job, logits: npt.NDArray[np.float32]) -> None:
+        """In the layout the contract promises, unless a fault says otherwise."""
+        if self.plan.visit(FaultPoint.LOGITS_NAN):
+            logits.fill(np.nan)
+        if self.plan.visit(FaultPoint.LOGITS_INF):
+            logits[:, 0] = np.inf
+        tile = job.graph.logits_tile
+        laid = logits if tile == 1 else in_tiles(logits, tile)
+        shape = laid.shape
+        if self.plan.visit(FaultPoint.OUTPUT_SHORT):
+            axis = 0 if tile > 1 and shape[0] > 1 else len(shape) - 1
+            shape = tuple(n // 2 if at == axis else n for at, n in enumerate(shape))
+        is_half = self.profile.logits_dtype == "bfloat16"
+        job.buffers.dma_write("logits", to_bfloat16_bits(laid) if is_half else laid, shape)
 
     def _write_kv(self, job: Job) -> None:
         memories = [self.lane(job.chips, row.lane) for row in job.rows]
+        job.is_kv_written = True
         for row, memory in zip(job.rows, memories, strict=True):
             memory.write(row.slot, row.entries)
+        if self.listener is not None:
+            # A listener that came after the DMA finds no facts of what it read.
+            rows = job.row_facts or tuple([row.fact() for row in job.rows])
+            self._tell(FactKind.KV_WRITTEN, job, rows)
         # Read after every write: two rows on one lane see each other, as they would in one memory.
         key = job.calbin.key
         hashes = [memory.hash(key, row.length) for row, memory in zip(job.rows, memories, strict=True)]
@@ -173,17 +202,27 @@ class JobEngine:
             job.logits[[row.row for row in job.rows]] = computed
 
     def _spoil_kv(self, job: Job) -> None:
-        """A CCU exception leaves the KV blocks the job was writing undefined."""
-        if not job.is_sound or job.writes_stopped:
+        """A CCU exception, or a reset in mid-compute, leaves the KV blocks the job was writing undefined.
+
+        Whether a real board writes part of them is open (seed 003, section 14), so this one does its worst.
+        """
+        if not job.rows or not job.is_sound or job.writes_stopped or job.is_kv_written:
             return
+        spoiled = []
         for row in job.rows:
             first = row.slot - row.slot % self.profile.kv_block_tokens
-            self.lane(job.chips, row.lane).write(first, [UNDEFINED] * (row.length - first))
+            garbage = [UNDEFINED] * (row.length - first)
+            self.lane(job.chips, row.lane).write(first, garbage)
+            spoiled.append(replace(row, slot=first, entries=garbage))
+        if self.listener is not None:
+            self._tell(FactKind.KV_WRITTEN, job, tuple(row.fact() for row in spoiled), detail="spoiled")
 
     def _retire(self, job: Job, status: StatusKind, code: Code = CalCode.SUCCESS) -> None:
         job.status, job.code, job.is_retired = status, code, True
         job.buffers.is_held = False
         job.report = job.completion()
+        if self.listener is not None:
+            self._tell(FactKind.RETIRED, job, code=code, detail=status.value)
         if self.running.pop(job.ticket.number, None) is None:
             self.queue.remove(job)
         self.timeline.give_back(job)
@@ -195,9 +234,16 @@ class JobEngine:
         self.clock.changed.notify_all()
 
     def _compute_ns(self, job: Job) -> int:
-        timing, tokens = self.profile.timing, job.token_count
+        """The CalCores' share of a step."""
+        timing = self.profile.timing
         if job.is_prefill:
-            duration_ns = timing.prefill_base_ns + timing.prefill_token_ns * tokens
-        else:
-            duration_ns = timing.decode_ns[job.graph.profile.batch]
-        return duration_ns + (timing.d2d_token_ns * tokens if len(job.chips) > 1 else 0)
+            return timing.prefill_base_ns + timing.prefill_token_ns * job.token_count
+        return timing.decode_ns[job.graph.profile.batch]
+
+    def _tell(
+        self, kind: FactKind, job: Job, rows: tuple[RowFact, ...] = (), code: Code = CalCode.SUCCESS, detail: str = ""
+    ) -> None:
+        assert self.listener is not None, "the caller has looked, so that nothing is built for nobody"
+        spec = job.spec if kind is FactKind.SUBMITTED else None
+        names = job.ticket.number, job.calbin.name, job.ticket.generation, job.chips
+        self.listener(DeviceFact(self.clock.now_ns(), kind, *names, rows, spec, int(code), detail))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from calserve.core.job import Bank, Task
+from calserve.core.job import Bank, JobSpec, Task
 from calserve.runtime.contract import Code, GraphContract, InactiveLanePolicy, JobStatus, StatusKind, Ticket
 from calserve.runtime.errors import CalCode
 from calserve.runtime.sim.buffers import SimBuffers
+from calserve.runtime.sim.facts import RowFact
 from calserve.runtime.sim.model import Entry
 
 if TYPE_CHECKING:
@@ -26,9 +27,12 @@ Read = Mapping[str, np.ndarray[Any, Any]]
 Slot = tuple[int, Bank]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowWork:
-    """What one live row writes and reads: `entries` from KV slot `slot` of `lane`, then logits over `length`."""
+    """What one live row writes and reads: `entries` from KV slot `slot` of `lane`, then logits over `length`.
+
+    Never changed; not frozen, because a frozen one takes twice as long to make and a job makes one a row.
+    """
 
     row: int
     lane: int
@@ -36,10 +40,20 @@ class RowWork:
     entries: list[Entry]
     length: int
 
+    def fact(self) -> RowFact:
+        if len(self.entries) == 1:
+            token, position = self.entries[0]
+            return RowFact(self.lane, self.slot, (token,), (position,), self.length)
+        tokens, positions = zip(*self.entries, strict=True) if self.entries else ((), ())
+        return RowFact(self.lane, self.slot, tokens, positions, self.length)
+
 
 @dataclass(slots=True, eq=False)
 class Job:
     """A job from `submit` until its completion was delivered.
+
+    spec: the host's description, kept for the device's account only; the job runs on what its DMA read.
+    row_facts: `rows` as that account tells them; empty where nobody listens.
 
     Invariants: retired once (`is_retired` never goes back); after `is_killed` no event of it has any effect;
     with `writes_stopped` a late job ends, but changes neither KV nor host memory.
@@ -54,19 +68,23 @@ class Job:
     csrs: Mapping[str, int]
     input_bytes: int
     output_bytes: int
+    spec: JobSpec | None = None
     slots: tuple[Slot, ...] = ()
+    used_bank: Bank = Bank.AUTO
     rows: list[RowWork] = field(default_factory=list)
+    row_facts: tuple[RowFact, ...] = ()
     is_sound: bool = True
     is_late: bool = False
     is_killed: bool = False
+    is_kv_written: bool = False
     is_retired: bool = False
     writes_stopped: bool = False
     status: StatusKind = StatusKind.QUEUED
     code: Code = CalCode.SUCCESS
     logits: npt.NDArray[np.float32] | None = None
-    compute_begin_ns: int = 0
     h2d_ns: int = 0
     device_ns: int = 0
+    d2d_ns: int = 0
     d2h_ns: int = 0
     report: JobStatus | None = None
 

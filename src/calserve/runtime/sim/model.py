@@ -77,6 +77,17 @@ class ToyHead:
         return ranks.astype(np.float32) * np.float32(LOGIT_STEP)
 
 
+def in_tiles(values: npt.NDArray[np.float32], tile: int) -> npt.NDArray[np.float32]:
+    """float32[rows, vocab] as the tiled layout of `GraphContract.logits_tile`; NaN where a tile has no token."""
+    rows, vocab = values.shape
+    tiles = -(-vocab // tile)
+    if tiles * tile != vocab:
+        whole = np.full((rows, tiles * tile), np.nan, np.float32)
+        whole[:, :vocab] = values
+        values = whole
+    return np.ascontiguousarray(values.reshape(rows, tiles, tile).transpose(1, 0, 2))
+
+
 def to_bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Bit patterns of float32 values that bfloat16 holds exactly (or NaN): the upper half of each word."""
     return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)

@@ -88,6 +88,7 @@ def prefill_graph(profile: SimProfile) -> GraphContract:
         csr_names=CSR_NAMES,
         inactive_lane_policy=None,
         vocab_size=profile.vocab,
+        logits_tile=profile.logits_tile,
     )
 
 
@@ -122,6 +123,7 @@ def decode_graph(profile: SimProfile, batch: int) -> GraphContract:
         csr_names=CSR_NAMES if batch == 1 else (),
         inactive_lane_policy=policy,
         vocab_size=profile.vocab,
+        logits_tile=profile.logits_tile,
         expected_step_ns=expected_ns,
     )
 
@@ -138,6 +140,7 @@ def _int32(name: str, shape: tuple[int, ...], sliceable: bool = False) -> Tensor
 
 def _logits(profile: SimProfile, batch: int) -> Mapping[str, TensorContract]:
     width = 4 if profile.logits_dtype == "float32" else 2
-    shape = (batch, profile.vocab)
-    size = width * batch * profile.vocab
+    tile = profile.logits_tile
+    shape = (batch, profile.vocab) if tile == 1 else (-(-profile.vocab // tile), batch, tile)
+    size = width * int(np.prod(shape))
     return MappingProxyType({"logits": TensorContract("logits", shape, profile.logits_dtype, size, False)})

@@ -1,252 +1,185 @@
-"""What one simulated board is: its chips, graphs, times and proofs, each figure with its source.
+"""Board profiles as files: the one definition of every simulated board, read with care.
 
-Owns: `SimProfile` and the profiles that ship. Must not know: jobs, clocks, requests. A profile is frozen; a
-variant is made with `dataclasses.replace`. A figure whose source starts with "assumed" is nobody's measurement.
+Owns the format `calserve-board-profile/v1` and the profiles that ship in `profiles/`. Must not know what a figure
+does (`figures` says which go together). Life: a file is read once, when the board is chosen; a wrong one ends that
+with one sentence.
+
+A figure is `{value: ..., source: where it is written}` or `{value: ..., assumed: why this}`; every capability is
+stated C0-C4, and C0 only in a profile with `is_assumed: true`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
+import msgspec
+
+from calserve import strict_yaml
 from calserve.runtime.contract import CAPABILITIES, Evidence, InactiveLanePolicy
+from calserve.runtime.sim.figures import ProfileError, SimProfile, SimTiming
 
-GIB = 1 << 30
-MIB = 1 << 20
+__all__ = ["ASSUMED_LANES", "CALCULET_2CHIP", "PROFILES", "ProfileError", "SimProfile", "SimTiming", "load_profile"]
+
+SCHEMA = "calserve-board-profile/v1"
+FOLDER = Path(__file__).parent / "profiles"
+SUFFIXES = (".yaml", ".yml", ".json")
+
+V = TypeVar("V")
+# Beyond these a figure is a slip of the keyboard: 64 TiB, an hour.
+Few: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Many: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
+Nanoseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=3_600_000_000_000)]
+Reading: TypeAlias = Annotated[float, msgspec.Meta(ge=-300, le=1e12)]
+Words: TypeAlias = Annotated[str, msgspec.Meta(min_length=3, max_length=400)]
+Short: TypeAlias = Annotated[str, msgspec.Meta(max_length=100)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]{0,63}$")]
+Lots: TypeAlias = Annotated[tuple[Few, ...], msgspec.Meta(max_length=16)]
 
 
-@dataclass(frozen=True, slots=True)
-class SimTiming:
-    """How long things take, in ns.
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
 
-    decode_ns: compute of one step by compiled batch. prefill: base + per token. launch: from `submit` to the
-    first DMA. dma: setup + bytes x per KiB, each direction. d2d_token: chip-to-chip traffic per token, only
-    in sessions of more than one chip.
+
+class _Figure(_Section, Generic[V], frozen=True):
+    value: V
+    source: Words | None = None
+    assumed: Words | None = None
+
+
+class _Board(_Section, frozen=True):
+    chips: _Figure[Few]
+    cores_per_chip: _Figure[Few]
+    session_chips: _Figure[Lots]
+    dram_bytes: _Figure[Bytes]
+    weight_bytes: _Figure[Bytes]
+    kv_bytes_per_token: _Figure[Bytes]
+    workspace_bytes: _Figure[Bytes]
+    profiles: _Figure[Lots]
+    context: _Figure[Many]
+    vocab: _Figure[Many]
+    eos_token_ids: _Figure[Annotated[tuple[Token, ...], msgspec.Meta(max_length=16)]]
+    logits_dtype: _Figure[Literal["float32", "bfloat16"]]
+    logits_tile: _Figure[Annotated[int, msgspec.Meta(ge=1, le=4096)]]
+    inactive_lane_policy: _Figure[Literal["valid_mask", "position_minus_one"]]
+    kv_block_tokens: _Figure[Many]
+    max_in_flight: _Figure[Few]
+    banks_overlap: _Figure[bool]
+    chips_overlap: _Figure[bool]
+    calbins_per_board: _Figure[Few]
+
+
+class _Timing(_Section, frozen=True):
+    decode_ns: _Figure[Annotated[dict[Few, Nanoseconds], msgspec.Meta(max_length=16)]]
+    prefill_base_ns: _Figure[Nanoseconds]
+    prefill_token_ns: _Figure[Nanoseconds]
+    launch_ns: _Figure[Nanoseconds]
+    dma_setup_ns: _Figure[Nanoseconds]
+    dma_ns_per_kib: _Figure[Nanoseconds]
+    d2d_token_ns: _Figure[Nanoseconds]
+    configure_ns: _Figure[Nanoseconds]
+    reset_ns: _Figure[Nanoseconds]
+
+
+class _Telemetry(_Section, frozen=True):
+    """What is left out reads as None on the board, never as 0."""
+
+    temperature_c: _Figure[Reading] | None = None
+    power_w: _Figure[Reading] | None = None
+    frequency_hz: _Figure[Reading] | None = None
+
+
+class _File(_Section, frozen=True):
+    schema: str
+    name: Name
+    is_assumed: bool
+    board: _Board
+    timing: _Timing
+    telemetry: _Telemetry
+    capabilities: dict[str, Any]
+    versions: Annotated[dict[Short, Short], msgspec.Meta(max_length=16)]
+
+
+def load_profile(name_or_path: str | Path) -> SimProfile:
+    """A profile that ships, by its name, or one in a file.
+
+    Raises:
+        ProfileError: one sentence naming the file and the key.
     """
-
-    decode_ns: Mapping[int, int]
-    prefill_base_ns: int
-    prefill_token_ns: int
-    launch_ns: int
-    dma_setup_ns: int
-    dma_ns_per_kib: int
-    d2d_token_ns: int
-    configure_ns: int
-    reset_ns: int
-
-    def dma_ns(self, byte_count: int) -> int:
-        return self.dma_setup_ns + byte_count * self.dma_ns_per_kib // 1024
+    if (shipped := PROFILES.get(str(name_or_path))) is not None:
+        return shipped
+    path = Path(name_or_path)
+    if path.name == str(name_or_path) and path.suffix not in SUFFIXES and not path.exists():
+        ours = ", ".join(PROFILES)
+        raise ProfileError(f"There is no board profile {str(name_or_path)[:80]!r}; there are {ours}, or name a file.")
+    return _read(path)
 
 
-@dataclass(frozen=True, slots=True)
-class SimProfile:
-    """One kind of board together with the calbin it runs.
-
-    session_chips: how many chips a compiled graph may span. lanes: KV lanes of the largest decode graph.
-    kv_block_tokens: the device writes KV in blocks, so a broken job leaves its whole block undefined.
-    banks_overlap / chips_overlap: whether jobs in two banks, or on two chips, run at the same time at all.
-    calbins_per_board: 1, or one per chip when 2.
-    logits_dtype: "float32" or "bfloat16" (host arrays then hold the bit patterns as uint16).
-    sources: where each figure comes from, by field name; timing figures under their own names.
-
-    Invariants: vocab is a power of two, so that logits can be checked by hand, and at most 256 with bfloat16,
-    so that they are exact.
-    """
-
-    name: str
-    chips: int
-    cores_per_chip: int
-    session_chips: tuple[int, ...]
-    dram_bytes: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    workspace_bytes: int
-    profiles: tuple[int, ...]
-    context: int
-    vocab: int
-    eos_token_ids: tuple[int, ...]
-    logits_dtype: str
-    inactive_lane_policy: InactiveLanePolicy
-    kv_block_tokens: int
-    max_in_flight: int
-    banks_overlap: bool
-    chips_overlap: bool
-    calbins_per_board: int
-    timing: SimTiming
-    capabilities: Mapping[str, Evidence]
-    sources: Mapping[str, str]
-    temperature_c: float | None = None
-    power_w: float | None = None
-    frequency_hz: float | None = None
-    versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({"runtime": "sim 0.7.6"}))
-
-    def __post_init__(self) -> None:
-        problems = (
-            (self.vocab < 8 or self.vocab & (self.vocab - 1) != 0, "vocab must be a power of two, at least 8"),
-            (self.logits_dtype not in ("float32", "bfloat16"), "logits_dtype must be float32 or bfloat16"),
-            (self.logits_dtype == "bfloat16" and self.vocab > 256, "bfloat16 logits need vocab <= 256"),
-            (set(self.capabilities) - set(CAPABILITIES), "unknown capability"),
-            (not self.profiles or tuple(sorted(set(self.profiles))) != self.profiles, "profiles must ascend"),
-            (self.profiles[:1] != (1,), "profiles must start with 1"),
-            (set(self.profiles) - set(self.timing.decode_ns), "every profile needs a decode time"),
-            (any(n > self.chips for n in self.session_chips), "session_chips beyond the board's chips"),
-            (self.max_in_flight not in (1, 2), "max_in_flight must be 1 or 2: there are two banks"),
-            (not 1 <= self.context <= 1 << 20, "context must be in 1..1048576"),
-        )
-        for is_wrong, sentence in problems:
-            if is_wrong:
-                raise ValueError(f"board profile {self.name}: {sentence}")
-
-    @property
-    def lanes(self) -> int:
-        return self.profiles[-1]
-
-    def proves(self, capability: str) -> bool:
-        return self.capabilities.get(capability) is Evidence.C0
+def _read(path: Path) -> SimProfile:
+    try:
+        tree = strict_yaml.parse(strict_yaml.read_text(path, "board profile"))
+        if not isinstance(tree, dict) or "schema" not in tree:
+            raise strict_yaml.Wrong(f"must be a mapping that starts with 'schema: {SCHEMA}'.")
+        if tree["schema"] != SCHEMA:
+            raise strict_yaml.Wrong(f"schema must be {SCHEMA}, not {str(tree['schema'])[:80]!r}.")
+        return _profile(strict_yaml.convert(tree, _File))
+    except (strict_yaml.Wrong, ProfileError) as error:
+        raise ProfileError(f"{path}: {error}") from None
 
 
-def _states(**named: Evidence) -> Mapping[str, Evidence]:
-    return MappingProxyType({name: named.get(name, Evidence.C3) for name in CAPABILITIES})
+def _profile(file: _File) -> SimProfile:
+    sources: dict[str, str] = {}
+    board = _figures("board", file.board, sources)
+    timing = _figures("timing", file.timing, sources)
+    timing["decode_ns"] = MappingProxyType(timing["decode_ns"])
+    return SimProfile(
+        name=file.name,
+        is_assumed=file.is_assumed,
+        **{**board, "inactive_lane_policy": InactiveLanePolicy(board["inactive_lane_policy"])},
+        **_figures("telemetry", file.telemetry, sources),
+        timing=SimTiming(**timing),
+        capabilities=_states(file.capabilities),
+        sources=MappingProxyType(sources),
+        versions=MappingProxyType(file.versions),
+    )
 
 
-_TIMES = "decode_ns prefill_base_ns prefill_token_ns launch_ns dma_setup_ns dma_ns_per_kib d2d_token_ns"
-_ASSUMED_TIMES = dict.fromkeys(
-    (*_TIMES.split(), "configure_ns", "reset_ns"),
-    "assumed: no board at hand; of the order of the embedded board's steps",
-)
-_SMALL_MODEL = {
-    "vocab": "assumed: small, so that a simulated token costs microseconds (the real one has 151,936)",
-    "eos_token_ids": "assumed: one id of the simulated vocabulary",
-    "kv_block_tokens": "assumed: the unit in which a broken job leaves KV undefined",
-}
+def _figures(section: str, figures: _Section, sources: dict[str, str]) -> dict[str, Any]:
+    """The values of a section by name; where each comes from is added to `sources`."""
+    values = {}
+    for name in figures.__struct_fields__:
+        figure = getattr(figures, name)
+        if figure is None:
+            continue
+        if (figure.source is None) is (figure.assumed is None):
+            raise strict_yaml.Wrong(f"{section}.{name} needs one of source (where it is written) and assumed (why).")
+        values[name] = figure.value
+        sources[name] = figure.source if figure.assumed is None else f"assumed: {figure.assumed}"
+    return values
 
-_SEED_WEIGHTS = int(16.938 * GIB)
-_SEED_KV_PER_TOKEN = 48 * 4 * 128 * 2 * 2
 
-CALCULET_2CHIP = SimProfile(
-    name="calculet-2chip",
-    chips=2,
-    cores_per_chip=2,
-    session_chips=(2,),
-    dram_bytes=16 * GIB,
-    weight_bytes=_SEED_WEIGHTS,
-    kv_bytes_per_token=_SEED_KV_PER_TOKEN,
-    workspace_bytes=int(14.075 * GIB) - (_SEED_WEIGHTS + _SEED_KV_PER_TOKEN * 40_960) // 2,
-    profiles=(1,),
-    context=40_960,
-    vocab=64,
-    eos_token_ids=(1,),
-    logits_dtype="bfloat16",
-    inactive_lane_policy=InactiveLanePolicy.VALID_MASK,
-    kv_block_tokens=16,
-    max_in_flight=1,
-    banks_overlap=False,
-    chips_overlap=False,
-    calbins_per_board=1,
-    timing=SimTiming(
-        decode_ns=MappingProxyType({1: 20_000_000}),
-        prefill_base_ns=10_000_000,
-        prefill_token_ns=400_000,
-        launch_ns=20_000,
-        dma_setup_ns=10_000,
-        dma_ns_per_kib=100,
-        d2d_token_ns=50_000,
-        configure_ns=20_000_000_000,
-        reset_ns=2_000_000_000,
-    ),
-    capabilities=_states(
-        concurrent_jobs=Evidence.C1,
-        mixed_batch=Evidence.C4,
-        kv_trim=Evidence.C1,
-        kv_shift=Evidence.C1,
-        calcore_affinity=Evidence.C4,
-    ),
-    sources=MappingProxyType(
-        {
-            "chips": "seed 000, section 1: one physical board, two chips",
-            "cores_per_chip": "seed 004: two CalCores a chip",
-            "session_chips": "seed 000, section 8.1: the only calbin is compiled for two chips",
-            "dram_bytes": "seed 004: 32 GiB a board, taken as 16 GiB a chip",
-            "weight_bytes": "seed 004: 16.938 GiB",
-            "kv_bytes_per_token": "seed 004: 48 layers x 4 KV heads x 128 x 2 (K, V) x 2 bytes, 3.750 GiB in all",
-            "workspace_bytes": "seed 004: 14.075 GiB reserved a chip, less its half of weights and KV",
-            "profiles": "seed 000, section 1: batch 1",
-            "context": "seed 003, section 4.1: max_seq 40960",
-            "logits_dtype": "seed 003, section 4.1: BF16",
-            "max_in_flight": "seed 000, section 1: ping/pong is C1",
-            "calbins_per_board": "seed 000, section 9.1: one current calbin",
-            **_SMALL_MODEL,
-            **_ASSUMED_TIMES,
-        }
-    ),
-)
+def _states(stated: Mapping[str, Any]) -> Mapping[str, Evidence]:
+    for name in stated:
+        if name not in CAPABILITIES:
+            raise strict_yaml.Wrong(f"capabilities.{name[:80]}: there is no such capability.")
+    states = {}
+    for name in CAPABILITIES:
+        if name not in stated:
+            raise strict_yaml.Wrong(f"capabilities.{name} is missing; state it C0 to C4.")
+        state = stated[name]
+        if not isinstance(state, str) or state not in Evidence.__members__:
+            given = repr(state)[:80] if isinstance(state, str | int | float | None) else type(state).__name__
+            raise strict_yaml.Wrong(f"capabilities.{name} must be one of C0 to C4, not {given}.")
+        states[name] = Evidence[state]
+    return MappingProxyType(states)
 
-_LANE_FIGURES = (
-    "session_chips weight_bytes kv_bytes_per_token workspace_bytes profiles context logits_dtype "
-    "max_in_flight calbins_per_board temperature_c power_w frequency_hz"
-)
-
-ASSUMED_LANES = SimProfile(
-    name="assumed-lanes",
-    chips=2,
-    cores_per_chip=2,
-    session_chips=(1, 2),
-    dram_bytes=16 * GIB,
-    weight_bytes=2 * GIB,
-    kv_bytes_per_token=32 * 1024,
-    workspace_bytes=512 * MIB,
-    profiles=(1, 4, 8, 16),
-    context=2048,
-    vocab=64,
-    eos_token_ids=(1,),
-    logits_dtype="float32",
-    inactive_lane_policy=InactiveLanePolicy.VALID_MASK,
-    kv_block_tokens=16,
-    max_in_flight=2,
-    banks_overlap=True,
-    chips_overlap=True,
-    calbins_per_board=2,
-    timing=SimTiming(
-        decode_ns=MappingProxyType({1: 10_000_000, 4: 11_000_000, 8: 13_000_000, 16: 17_000_000}),
-        prefill_base_ns=4_000_000,
-        prefill_token_ns=100_000,
-        launch_ns=20_000,
-        dma_setup_ns=10_000,
-        dma_ns_per_kib=100,
-        d2d_token_ns=10_000,
-        configure_ns=3_000_000_000,
-        reset_ns=1_000_000_000,
-    ),
-    capabilities=_states(
-        concurrent_jobs=Evidence.C0,
-        batch_lanes=Evidence.C0,
-        incremental_prefill=Evidence.C0,
-        mixed_batch=Evidence.C4,
-        concurrent_chips=Evidence.C0,
-        chip_reset=Evidence.C0,
-        session_reset=Evidence.C0,
-        resident_profiles=Evidence.C0,
-        calcore_affinity=Evidence.C4,
-    ),
-    sources=MappingProxyType(
-        {
-            "chips": "seed 000, section 1",
-            "cores_per_chip": "seed 004: two CalCores a chip",
-            "dram_bytes": "seed 004: 32 GiB a board, taken as 16 GiB a chip",
-            **dict.fromkeys(
-                _LANE_FIGURES.split(),
-                "assumed: what a vendor's lane calbin might be (C3 in seed 000, section 1)",
-            ),
-            **_SMALL_MODEL,
-            **_ASSUMED_TIMES,
-        }
-    ),
-    temperature_c=55.0,
-    power_w=40.0,
-    frequency_hz=1_000_000_000.0,
-)
 
 PROFILES: Mapping[str, SimProfile] = MappingProxyType(
-    {profile.name: profile for profile in (CALCULET_2CHIP, ASSUMED_LANES)}
+    {path.stem: _read(path) for path in sorted(FOLDER.glob("*.yaml"))}
 )
+CALCULET_2CHIP = PROFILES["calculet-2chip"]
+ASSUMED_LANES = PROFILES["assumed-lanes"]

@@ -100,6 +100,7 @@ class SimSession:
                 csrs=dict(buffers.csrs),
                 input_bytes=buffers.input_bytes,
                 output_bytes=buffers.output_bytes,
+                spec=spec,
             )
             device.submit(job)
             return CalCode.SUCCESS, ticket
@@ -107,6 +108,10 @@ class SimSession:
     def wait(self, ticket: Ticket, timeout_ns: int) -> tuple[Code, JobStatus | None]:
         """A job ended by a reset gives code 18 with status DONE_CCU_EXCEPTION; see `SimDevice.wait`."""
         return self._device.wait(self._calbin, ticket.number, timeout_ns)
+
+    def is_ready(self, ticket: Ticket) -> bool:
+        """Whether `wait` would return something other than a timeout now; visits no fault point, moves no time."""
+        return self._device.is_ready(self._calbin, ticket.number)
 
     def cancel(self, ticket: Ticket) -> Code:
         """Always 27: no profile proves `job_cancel`."""

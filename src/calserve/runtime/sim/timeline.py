@@ -2,7 +2,8 @@
 
 Owns: which (chip, bank) slots are taken and when each chip's H2D, compute and D2H engines are free. Must not
 know: what jobs compute, faults, the clock. A job holds its slots from the start of H2D to the end of D2H; its
-three phases each need the matching engine of every chip it runs on.
+three phases each need the matching engine of every chip it runs on. Traffic between chips is part of compute: the
+CalCores of both wait for it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections import deque
 from collections.abc import Iterable
 
 from calserve.core.job import Bank
-from calserve.runtime.contract import TraceSpan
+from calserve.runtime.contract import Ticket, TraceSpan
 from calserve.runtime.sim.job import Job, Slot
 from calserve.runtime.sim.profile import SimProfile
 
-TRACE_SPANS = 1 << 16
+TRACE_PHASES = 1 << 16
 PHASES = ("h2d", "compute", "d2h")
+Phase = tuple[tuple[int, ...], Ticket, str, int, int, Bank]
 
 
 class Timeline:
@@ -26,22 +28,20 @@ class Timeline:
         self._profile = profile
         self._taken: set[Slot] = set()
         self._free_ns = {phase: [0] * profile.chips for phase in PHASES}
-        self._spans: deque[tuple[int, int, str, int, int]] = deque(maxlen=TRACE_SPANS)
+        self._phases: deque[Phase] = deque(maxlen=TRACE_PHASES)
 
-    def choose_slots(self, job: Job, blocked: set[Slot]) -> tuple[Slot, ...] | None:
-        """Free slots for `job`, or None, and then what it waits for is added to `blocked`: nobody overtakes."""
+    def take(self, job: Job, blocked: set[Slot]) -> bool:
+        """Give `job` a free bank; if there is none, what it waits for is added to `blocked`: nobody overtakes."""
         banks = (Bank.PING, Bank.PONG) if job.bank is Bank.AUTO else (job.bank,)
         for bank in banks:
             wanted = self._slots(job.chips, bank)
             if not any(slot in self._taken or slot in blocked for slot in wanted):
-                return wanted
+                job.slots, job.used_bank = wanted, bank
+                self._taken.update(wanted)
+                return True
         for bank in banks:
             blocked.update(self._slots(job.chips, bank))
-        return None
-
-    def take(self, job: Job, slots: tuple[Slot, ...]) -> None:
-        job.slots = slots
-        self._taken.update(slots)
+        return False
 
     def give_back(self, job: Job) -> None:
         self._taken.difference_update(job.slots)
@@ -57,8 +57,7 @@ class Timeline:
         return begin, end
 
     def record(self, job: Job, phase: str, begin_ns: int, end_ns: int) -> None:
-        for chip in job.chips:
-            self._spans.append((chip, job.ticket.job, phase, begin_ns, end_ns))
+        self._phases.append((job.chips, job.ticket, phase, begin_ns, end_ns, job.used_bank))
 
     def stop(self, chips: Iterable[int], now_ns: int) -> None:
         """A reset: the engines of these chips are free at once."""
@@ -67,8 +66,20 @@ class Timeline:
                 free[chip] = now_ns
 
     def spans(self, since_ns: int) -> tuple[TraceSpan, ...]:
-        """Phases that ended after `since_ns`, at most the last 65,536."""
-        return tuple(TraceSpan(*span) for span in self._spans if span[4] > since_ns)
+        """Phases that ended after `since_ns`, of at most the last 65,536: compute on every CalCore, others once a chip.
+
+        Every CalCore of a chip works on every job (seed 004, section 2.2): no host can place one.
+        """
+        spans = []
+        for chips, ticket, phase, begin, end, bank in self._phases:
+            if end > since_ns:
+                cores = range(self._profile.cores_per_chip) if phase == "compute" else (-1,)
+                spans += [
+                    TraceSpan(chip, ticket.job, phase, begin, end, core, bank, ticket.generation)
+                    for chip in chips
+                    for core in cores
+                ]
+        return tuple(spans)
 
     def _slots(self, chips: tuple[int, ...], bank: Bank) -> tuple[Slot, ...]:
         bank = bank if self._profile.banks_overlap else Bank.PING

@@ -1,0 +1,223 @@
+"""Evidence of a capability as a file, and what a server may do with it.
+
+Owns: the formats `calserve-evidence/v1` (written here) and the part of `calserve-soak-record/v1` that proves
+something (written by `calserve soak`), and the rule that turns evidence into a number of jobs in flight. Must not
+know: how a proof is run. Evidence is for one package hash and one set of versions; for any other it counts as none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from calserve import strict_yaml
+from calserve.runtime.contract import BoardFacts
+
+SCHEMA = "calserve-evidence/v1"
+SOAK_SCHEMA = "calserve-soak-record/v1"
+CONCURRENT_JOBS: Literal["concurrent_jobs"] = "concurrent_jobs"
+# There are two job banks (seed 003, section 5).
+JOBS_PROVEN = 2
+# Seed 003, section 13.3: two in flight become the default only after a clean soak of this length.
+SOAK_HOURS = 24
+BANK_MODES = ("fixed", "auto")
+KINDS = ("correct", "overlap", "gain", "tpot")
+# What C0 needs: fixed banks and the board's own choice are both proven, as `executor.fixed_engine` may be either.
+REQUIRED = tuple(f"{kind}_{mode}" for mode in BANK_MODES for kind in KINDS)
+SOAK_CHECK = "soak_24h"
+
+Figure = int | float | str | bool
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Word = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class EvidenceError(ValueError):
+    """A file cannot be used as evidence; `str()` is one sentence that names it."""
+
+
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that was looked at. bound: what it was held against, in words; figures: what was seen."""
+
+    name: Word
+    passed: bool
+    bound: str
+    figures: dict[str, Figure]
+
+
+class SoakProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a clean soak says it ran on. profile: of the simulated board; "" for another."""
+
+    commit: Word
+    profile: str
+    package_hash: Sha256
+    versions: dict[str, str]
+    hours: Annotated[float, msgspec.Meta(gt=0)]
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1)]
+    verdict: Word
+
+
+class EvidenceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """state: C0 when every check in `REQUIRED` passed, else C1. missing: checks that did not pass, or were not run.
+
+    simulated: proven on a simulated board, which is never the hardware's C0. method: how it was measured.
+    """
+
+    capability: Literal["concurrent_jobs"]
+    state: Literal["C0", "C1"]
+    board: Word
+    simulated: bool
+    package_hash: Sha256
+    versions: dict[str, str]
+    method: dict[str, Figure]
+    checks: tuple[Check, ...]
+    missing: tuple[str, ...]
+    schema: Literal["calserve-evidence/v1"] = "calserve-evidence/v1"
+
+    @property
+    def has_soak(self) -> bool:
+        return any(check.name == SOAK_CHECK and check.passed for check in self.checks)
+
+
+def judge_checks(checks: tuple[Check, ...]) -> tuple[Literal["C0", "C1"], tuple[str, ...]]:
+    """State and missing names that follow from the checks; the only way either comes about."""
+    passed = {check.name for check in checks if check.passed}
+    missing = tuple(name for name in (*REQUIRED, SOAK_CHECK) if name not in passed)
+    return ("C0" if passed.issuperset(REQUIRED) else "C1"), missing
+
+
+def write_evidence(record: EvidenceRecord, path: Path) -> None:
+    """Replace `path` in one piece."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    tree = {"schema": SCHEMA, **msgspec.to_builtins(record)}  # first, as a person reads it
+    beside.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def load_evidence(path: Path) -> EvidenceRecord:
+    """Read and check, also that state and missing follow from the checks.
+
+    Raises:
+        EvidenceError: one sentence.
+    """
+    tree = _read(path, "evidence", SCHEMA)
+    try:
+        record = strict_yaml.convert(tree, EvidenceRecord)
+    except strict_yaml.Wrong as error:
+        raise EvidenceError(f"{path}: {error}") from None
+    names = [check.name for check in record.checks]
+    unknown = next((name for name in names if name not in (*REQUIRED, SOAK_CHECK)), None)
+    if unknown is not None:
+        raise EvidenceError(f"{path}: there is no check {unknown!r}.")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise EvidenceError(f"{path}: the check {twice} stands twice.")
+    state, missing = judge_checks(record.checks)
+    if (record.state, record.missing) != (state, missing):
+        raise EvidenceError(
+            f"{path}: says {record.state} with {len(record.missing)} missing, but its checks give {state} "
+            f"with {len(missing)}{': ' + ', '.join(missing) if missing else ''}."
+        )
+    return record
+
+
+def load_soak(path: Path) -> SoakProof:
+    """What a soak record proves: `schema`, `verdict`, `hours`, `made.commit`, and the mapping `proof`.
+
+    `proof` holds exactly profile, package_hash, versions and max_in_flight; what else the record holds is for a
+    replay. Whether it is clean, and long enough, is `check_soak`'s to say.
+
+    Raises:
+        EvidenceError: one sentence.
+    """
+    tree = _read(path, "soak record", SOAK_SCHEMA)
+    made, proof = tree.get("made"), tree.get("proof")
+    if not isinstance(proof, dict) or not proof:
+        raise EvidenceError(f"{path}: the record has no proof, so it proves nothing.")
+    if taken := sorted({"commit", "hours", "verdict"} & set(proof)):
+        raise EvidenceError(f"{path}: proof.{taken[0]} is not one of its keys.")
+    commit = made.get("commit") if isinstance(made, dict) else None
+    flat = {**proof, "commit": commit, "hours": tree.get("hours"), "verdict": tree.get("verdict")}
+    try:
+        soak = strict_yaml.convert(flat, SoakProof)
+    except strict_yaml.Wrong as error:
+        raise EvidenceError(f"{path}: {error}") from None
+    if not math.isfinite(soak.hours):
+        raise EvidenceError(f"{path}: hours is {soak.hours}.")
+    return soak
+
+
+def check_soak(soak: SoakProof, facts: BoardFacts, package_hash: str) -> Check:
+    """Whether the soak counts here: clean, long enough, two in flight, and on this very board and package."""
+    doubts = (
+        (soak.verdict != "clean", f"its verdict is {soak.verdict}"),
+        (soak.hours < SOAK_HOURS, f"it lasted {soak.hours:g} h"),
+        (soak.max_in_flight != JOBS_PROVEN, f"it had at most {soak.max_in_flight} in flight"),
+        (soak.package_hash != package_hash, "it ran another package"),
+        (soak.versions != dict(facts.versions), "it ran on other versions"),
+        (soak.profile != facts.versions.get("profile", ""), f"it ran on profile {soak.profile!r}"),
+        (soak.commit == "unknown", "its commit is not known"),
+    )
+    found = [text for is_wrong, text in doubts if is_wrong]
+    return Check(
+        SOAK_CHECK,
+        not found,
+        f"clean, at least {SOAK_HOURS} h with {JOBS_PROVEN} in flight, same package and versions",
+        {"hours": soak.hours, "commit": soak.commit, "verdict": soak.verdict, "doubt": "; ".join(found)},
+    )
+
+
+def doubt_about(record: EvidenceRecord, facts: BoardFacts, package_hash: str) -> str:
+    """Why `record` does not prove its capability on this board with this package; "" when it does."""
+    if (record.board, record.simulated) != (facts.name, facts.simulated):
+        kind = "simulated " if record.simulated else ""
+        return f"the evidence is for the {kind}board {record.board}"
+    if record.package_hash != package_hash:
+        return f"the evidence is for package {record.package_hash[:12]}, not {package_hash[:12]}"
+    if record.versions != dict(facts.versions):
+        return f"the evidence is for {_differing(record.versions, facts.versions)}"
+    if record.state != "C0":
+        return f"the evidence says {record.state}, without {', '.join(record.missing)}"
+    return ""
+
+
+def allowed_in_flight(
+    asked: int | None, facts: BoardFacts, package_hash: str, evidence: EvidenceRecord | None
+) -> int | str:
+    """Jobs in flight a server may have on this board with this package, or the sentence that refuses.
+
+    asked: `executor.max_inflight` where the operator set it, None where not. Then it is two only if the evidence
+    includes the soak, and one otherwise. Asked for, two need evidence with or without the soak.
+    """
+    if asked == 1:
+        return 1
+    doubt = "there is no evidence" if evidence is None else doubt_about(evidence, facts, package_hash)
+    if asked is None:
+        is_default = evidence is not None and not doubt and evidence.has_soak
+        return JOBS_PROVEN if is_default else 1
+    if not doubt and 0 < asked <= JOBS_PROVEN:
+        return asked
+    doubt = doubt or f"{JOBS_PROVEN} are proven"
+    return f"executor.max_inflight is {asked}, but the capability {CONCURRENT_JOBS} is not proven here: {doubt}."
+
+
+def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    name = min(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+    return f"{name} {theirs.get(name, 'unknown')}, not {ours.get(name, 'unknown')}"
+
+
+def _read(path: Path, what: str, schema: str) -> dict[str, Any]:
+    try:
+        tree = strict_yaml.parse(strict_yaml.read_text(path, what))
+    except strict_yaml.Wrong as error:
+        raise EvidenceError(f"{path}: {error}") from None
+    found = tree.get("schema") if isinstance(tree, dict) else None
+    if not isinstance(tree, dict) or found != schema:
+        raise EvidenceError(f"{path}: schema must be {schema}, not {str(found)[:60]!r}.")
+    return tree

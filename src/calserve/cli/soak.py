@@ -1,0 +1,125 @@
+"""`calserve soak`: a run, many runs, a replay or the table of recoveries, from flags to an exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from calserve.cli.refusals import Refusal
+from calserve.progress import choose_progress
+from calserve.simulate.plan import HOUR, MINUTE, SEED_MAX, draw_plan
+from calserve.simulate.record import made_here, read_record
+from calserve.simulate.recovery import count_cases, measure_recoveries
+from calserve.simulate.report import plan_text, print_report, recovery_json, recovery_markdown, report_json
+from calserve.simulate.soak import SoakOptions, replay, soak
+
+HOURS_MAX = 24 * 366
+SEEDS_MAX = 100_000
+# A run that found something: distinct from a refusal, which ran nothing.
+EXIT_FOUND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SoakFlags:
+    """What the flags said. hours, minutes: one of them, or neither for an hour."""
+
+    seed: int
+    hours: float | None
+    minutes: float | None
+    seeds: int
+    jobs: int
+    record: Path | None
+    records: Path
+    check_every: int
+    shrink: bool
+    as_json: bool
+    min_requests: int = 0
+
+
+def run_soak(flags: SoakFlags) -> int:
+    """Exit code: 0 clean, 3 a violation or a run too weak to prove anything."""
+    options = SoakOptions(
+        seed=_seed(flags.seed, flags.seeds),
+        duration_ns=_duration_ns(flags),
+        seeds=flags.seeds,
+        records=flags.records,
+        record=flags.record,
+        jobs=flags.jobs,
+        check_every=flags.check_every,
+        is_shrunk=flags.shrink,
+        min_requests=flags.min_requests,
+    )
+    console = Console(stderr=flags.as_json)
+    console.print(
+        plan_text(draw_plan(options.seed, options.duration_ns), made_here()),
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
+    report = soak(options, choose_progress())
+    if flags.as_json:
+        print(json.dumps(report_json(report), indent=1))
+    else:
+        print_report(report, console, all_paths=False)
+    return 0 if report.is_clean else EXIT_FOUND
+
+
+def run_replay(path: Path, check_every: int, as_json: bool) -> int:
+    """Run a record again. Exit code: 0 the same, 3 not."""
+    record = read_record(path)
+    console = Console(stderr=as_json)
+    console.print(plan_text(record.plan, record.made), highlight=False, markup=False, soft_wrap=True)
+    done = replay(record, choose_progress(), check_every)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "is_same": done.is_same,
+                    "differs_in_era": done.differs_in_era,
+                    "explanation": done.explanation,
+                    "violations_then": record.violations,
+                    "violations_now": done.violations,
+                },
+                indent=1,
+            )
+        )
+    else:
+        console.print(done.explanation, highlight=False, markup=False)
+        for title, violations in (("then", record.violations), ("now", done.violations)):
+            told = violations[0] if violations else "no violation"
+            console.print(f"{title}: {told}", highlight=False, markup=False)
+    return 0 if done.is_same else EXIT_FOUND
+
+
+def run_recovery_report(path: Path, seed: int) -> int:
+    """Measure every kind of fault and write the table: JSON for a name ending in .json, else Markdown."""
+    if path.is_dir():
+        raise Refusal(f"{path} is a directory; --report takes a file.")
+    with choose_progress().step("Faults", count_cases(), "faults") as step:
+        rows = measure_recoveries(_seed(seed, 1), lambda: step.advance(1))
+    made = made_here()
+    text = json.dumps(recovery_json(rows), indent=1) if path.suffix == ".json" else recovery_markdown(rows, made, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    wrong = [row for row in rows if row.violations]
+    console = Console()
+    for row in wrong:
+        console.print(f"{row.board}, {row.fault}: {row.violations[0]}", style="red", highlight=False, markup=False)
+    console.print(f"{len(rows)} recoveries written to {path}", highlight=False, markup=False)
+    return EXIT_FOUND if wrong else 0
+
+
+def _seed(seed: int, seeds: int) -> int:
+    if not 0 <= seed <= SEED_MAX - seeds:
+        raise Refusal(f"--seed is 0 to 2^63-1, not {seed}.")
+    return seed
+
+
+def _duration_ns(flags: SoakFlags) -> int:
+    if flags.hours is not None and flags.minutes is not None:
+        raise Refusal("--hours and --minutes say the same thing; give one of them.")
+    hours = flags.hours if flags.hours is not None else (60.0 if flags.minutes is None else flags.minutes) / 60
+    if not 0 < hours <= HOURS_MAX:  # also false for NaN
+        raise Refusal(f"A run lasts more than nothing and at most {HOURS_MAX} hours, not {hours}.")
+    return max(MINUTE, int(hours * HOUR))

@@ -1,0 +1,72 @@
+"""How far the recovery of one session has come: what it asks of the supervisor, and what was tried already.
+
+Owns: the wish (a rebuild, a reset), the scope and the outcome of the last reset, and when the generation was last
+rebuilt. Must not know: who may be reset when, budgets, other sessions.
+
+A reset is never the first answer: where every job came back and the device is well, the generation is rebuilt, which is
+a release and a configuration. The same trouble again within the window, or a release that fails, asks for a reset; a
+reset that fails asks for a wider one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from calserve.core.commands import ResetScope
+from calserve.core.faults import needs_reset
+from calserve.core.outcomes import Failure
+
+
+class Wish(Enum):
+    """What only the supervisor may grant."""
+
+    NOTHING = "nothing"
+    REBUILD = "rebuild"  # every job retired and the device is well: release and configure again
+    RESET = "reset"  # every job retired: reset when the budget allows
+    RESET_LOST = "reset_lost"  # a job never returned
+    GIVE_UP = "give_up"  # the board does not answer any more: nothing in this process can help
+
+
+class Recovery:
+    """Called by its session and the supervisor. Invariants: a wish stands only while nothing was granted for it."""
+
+    __slots__ = ("_granted", "_rebuilt_ns", "has_failed_release", "has_failed_reset", "scope", "was_ready", "wish")
+
+    def __init__(self) -> None:
+        self.wish = Wish.NOTHING
+        self._granted = Wish.NOTHING  # what the reset that is out answers
+        self.scope: ResetScope | None = None  # of the reset that is out, or that failed last
+        self.has_failed_reset = False
+        self.has_failed_release = False
+        self.was_ready = False  # since its package was loaded
+        self._rebuilt_ns: int | None = None
+
+    def renew(self) -> None:
+        """Another package: nothing was tried with it."""
+        self.was_ready = self.has_failed_reset = self.has_failed_release = False
+        self._rebuilt_ns = None
+
+    def ask(self, cause: Failure | None) -> None:
+        """Every job came back: what `cause` asks for."""
+        self.wish = Wish.RESET if cause is None or needs_reset(cause.fault) else Wish.REBUILD
+
+    def was_rebuilt(self, now_ns: int, window_ns: int) -> bool:
+        """Whether a rebuild without a reset was tried within the window."""
+        return self._rebuilt_ns is not None and now_ns - self._rebuilt_ns < window_ns
+
+    def rebuild_granted(self, now_ns: int) -> None:
+        self.wish = Wish.NOTHING
+        self._rebuilt_ns = now_ns
+
+    def reset_granted(self, scope: ResetScope) -> None:
+        self._granted, self.wish = self.wish, Wish.NOTHING
+        self.scope = scope
+
+    def reset_failed(self) -> None:
+        """What it was to answer is wanted still."""
+        self.has_failed_reset = True
+        self.wish = self._granted
+
+    def reset_done(self) -> None:
+        self.wish = Wish.NOTHING
+        self.has_failed_reset = False

@@ -1,0 +1,54 @@
+"""What the oracle is told about the world of an era: public facts only, nothing of the server's insides.
+
+Owns: how a plan and a board become the oracle's world. Must not know: what the oracle does with it.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from calserve.core.config import SchedulerConfig
+from calserve.simulate.alphabet import text_of
+from calserve.simulate.boards import MODEL_NAME, BoardParts
+from calserve.simulate.oracle import Oracle, World
+from calserve.simulate.plan import SECOND, Era
+
+MODEL = "m"
+# A drain may end in an unload, whose bound is the operator's: the default deadline of a request.
+_WARM_UP_NS = 20 * SECOND  # goldens and step times of the slowest profile, on virtual time
+
+
+def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
+    """An oracle for one era."""
+    profile, server = parts.profile, era.server
+    host_ns = SECOND // 4 + era.pace.hiccup_ns * 4
+    drain_ns = max(server.recovery_drain_ns, server.deadline_default_ns) + server.overdue_grace_ns
+    slow_ns = profile.timing.configure_ns + profile.timing.reset_ns
+    sessions = parts.options(server, era.board.sessions)
+    return Oracle(
+        World(
+            models=MappingProxyType({MODEL: MODEL_NAME}),
+            sessions=MappingProxyType(dict.fromkeys(sessions, MODEL)),
+            vocab=profile.vocab,
+            context=profile.context,
+            lanes_per_session=profile.lanes,
+            max_in_flight=server.max_in_flight,
+            text_of=text_of,
+            host_slack_ns=host_ns,
+            told_slack_ns=host_ns,
+            cancel_slack_ns=host_ns,
+            deadline_slack_ns=host_ns,
+            batching_window_ns=server.batching_window_ns,
+            backoff_bound_ns=(config.transient_backoff_ns << config.max_transient_retries) + host_ns,
+            drain_bound_ns=drain_ns + slow_ns + 10 * SECOND,
+            recovery_bound_ns=2 * slow_ns + _WARM_UP_NS + server.execution_deadline_floor_ns * 2 + 10 * SECOND,
+            load_bound_ns=2 * slow_ns + _WARM_UP_NS + 60 * SECOND,
+            max_waiting_requests=server.max_waiting_requests,
+            max_waiting_prompt_tokens=server.max_waiting_prompt_tokens,
+            tenant_weights=MappingProxyType({name: policy.weight for name, policy in config.tenants.items()}),
+            decode_cost_weight=config.decode_cost_weight,
+            tenant_lane_share_percent=config.tenant_lane_share_percent,
+            medium_prefill_max_tokens=config.medium_prefill_max_tokens,
+            graph_rows=MappingProxyType({g.name: g.profile.batch for g in parts.packages[0].graphs}),
+        )
+    )

@@ -1,0 +1,278 @@
+"""One server process without its threads: the production steps, each run when its thread would run it.
+
+Owns: what the threads own (inbox, order queue, job queues), and when each wakes. Must not know: clients, what is
+right. Life: started on an open device; ends by `core`'s Exit, by an exception of a step, or killed from outside, and
+then nothing of it runs any more.
+
+The bodies below stand for those of `executor.executor`: they block, then call a step with what the blocking call
+returned. Between two steps anything else of the world may run; that is every interleaving there is, because steps
+share nothing but queues and messages that move.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import cast
+
+from calserve.core.config import SchedulerConfig
+from calserve.core.engine import Engine
+from calserve.core.events import Tick
+from calserve.core.outcomes import Failure
+from calserve.core.snapshot import SessionView
+from calserve.executor.audit import BoardAudit
+from calserve.executor.awaiting import Awaited as Answer
+from calserve.executor.awaiting import AwaitJob
+from calserve.executor.completion import Completed, Stray, SubmittedJob, completion_step
+from calserve.executor.engine_step import EngineSteps, Message, Ways
+from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder, LifecycleSteps
+from calserve.executor.messages import Delivery, Ending, Recorder
+from calserve.runtime.contract import BoardPackage, Code, JobStatus, LoadOptions
+from calserve.runtime.sim import SimBoard, SimDevice
+from calserve.simulate.paced import BoardSession, Durations, PacedSession
+from calserve.simulate.plan import Pace
+from calserve.simulate.world import Wait, World
+
+# An overdue job is waited on again after this; nothing depends on its value (as in `executor.executor`).
+_WAIT_AGAIN_NS = 1_000_000_000
+# How long slow work takes beside the jobs of a warm-up, by order: configuring and resetting take their profile's time.
+_LIFECYCLE_NS = 30_000_000
+
+Deliver = Callable[[Many[Delivery | Ending]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessParts:
+    """What a process is started with; the first half is the board's, the second who listens."""
+
+    world: World
+    device: SimDevice
+    config: SchedulerConfig
+    options: Mapping[str, LoadOptions]
+    open_package: Callable[[str], BoardPackage | Failure]
+    pace: Pace
+    durations: Durations
+    deliver: Deliver
+    sessions_changed: Callable[[Many[SessionView]], None]
+    ended: Callable[[int, str], None]
+    recorders: Many[Recorder] = ()
+    check_every: int = 0  # full scans of the core's own invariants, every so many turns; 0 for never
+
+
+@dataclass(slots=True)
+class _Completion:
+    """A completion thread: its queue and the job it waits for."""
+
+    jobs: deque[SubmittedJob] = field(default_factory=deque)
+    is_waiting: bool = False
+
+
+class ServerProcess:
+    """Invariants: after it ended no step of it runs, whatever was still due."""
+
+    def __init__(self, parts: ProcessParts) -> None:
+        self.parts = parts
+        self.is_alive = True
+        self.board = SimBoard(device=parts.device)
+        self.engine = Engine(parts.config)
+        self._inbox: deque[Message] = deque()
+        self._orders: deque[LifecycleOrder] = deque()
+        self._is_engine_due = False
+        self._is_lifecycle_busy = False
+        self._timer_ns: int | None = None
+        self._delivered_ns = 0  # the event loop is first in, first out
+        self._turns = 0
+        self._completions: dict[tuple[str, int], _Completion] = {}
+        ways = Ways(
+            to_completion=self._to_completion,
+            open_completion=self._open_completion,
+            close_completion=self._close_completion,
+            to_lifecycle=self._to_lifecycle,
+        )
+        self.steps = EngineSteps(
+            self.engine,
+            self,
+            ways,
+            self._engine_clock,
+            parts.recorders,
+            jobs_kept=max(options.max_in_flight for options in parts.options.values()),
+            audit=BoardAudit(self.board),
+        )
+        self._lifecycle = LifecycleSteps(self.board, parts.open_package, parts.options, parts.world.now_ns)
+
+    # --- from outside -----------------------------------------------------------------------------------
+
+    def post(self, message: Message) -> None:
+        """Into the inbox, from any thread."""
+        if self.is_alive:
+            self._inbox.append(message)
+            self._wake_engine()
+
+    def kill(self, code: int, reason: str) -> None:
+        """The process is gone at once: its threads, its streams, its hold on the board. Device memory stays."""
+        if self.is_alive:
+            self.is_alive = False
+            self.parts.world.drop_waits()
+            self.board.close()
+            self.parts.ended(code, reason)
+
+    def _later(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self.parts.world.after(delay_ns, partial(self._if_alive, action))
+
+    def _if_alive(self, action: Callable[[], None]) -> None:
+        if self.is_alive:
+            action()
+
+    # --- engine thread ----------------------------------------------------------------------------------
+
+    def _engine_clock(self) -> int:
+        """Reading it is where the engine thread's own work between two looks at the clock is charged."""
+        world = self.parts.world
+        world.spend(self.parts.durations.draw(self.parts.pace.prepare) >> 2)
+        return world.now_ns()
+
+    def _wake_engine(self) -> None:
+        if not self._is_engine_due:
+            self._is_engine_due = True
+            self._later(self.parts.durations.draw(self.parts.pace.wake), self._run_engine)
+
+    def _run_engine(self) -> None:
+        self._is_engine_due = False
+        self._take(self._inbox.popleft() if self._inbox else Tick())
+        if not self.is_alive:
+            return
+        if self._inbox:
+            self._wake_engine()
+        else:
+            self._arm_timer()
+
+    def _take(self, message: Message) -> None:
+        self.steps.take(message)
+        self._turns += 1
+        if self.parts.check_every and self._turns % self.parts.check_every == 0:
+            self.engine.check_invariants()
+
+    def _arm_timer(self) -> None:
+        timeout_ns = self.steps.wait_timeout_ns()
+        if timeout_ns is None:
+            return
+        due_ns = self.parts.world.now_ns() + timeout_ns
+        if self._timer_ns is None or due_ns < self._timer_ns:
+            self._timer_ns = due_ns
+            self._later(timeout_ns, partial(self._on_timer, due_ns))
+
+    def _on_timer(self, due_ns: int) -> None:
+        """An earlier timer may have been armed since, or what was due may have gone: then it only looks again."""
+        if self._timer_ns != due_ns:
+            return
+        self._timer_ns = None
+        wanted_ns = self.engine.next_deadline_ns()
+        if wanted_ns is not None and wanted_ns <= self.parts.world.now_ns():
+            self._wake_engine()
+        elif not self._is_engine_due:
+            self._arm_timer()
+
+    # --- outlet (called by the engine's steps) ----------------------------------------------------------
+
+    def deliver(self, batch: Many[Delivery | Ending]) -> None:
+        world = self.parts.world
+        self._delivered_ns = max(
+            self._delivered_ns, world.now_ns() + self.parts.durations.draw(self.parts.pace.deliver)
+        )
+        world.at(self._delivered_ns, partial(self._if_alive, partial(self.parts.deliver, batch)))
+
+    def sessions_changed(self, sessions: Many[SessionView]) -> None:
+        self.parts.sessions_changed(sessions)
+
+    def exit(self, code: int, reason: str) -> None:
+        """Streams are written to their end, then the process goes."""
+        self.parts.world.at(self._delivered_ns, partial(self.kill, code, reason))
+
+    # --- completion threads -----------------------------------------------------------------------------
+
+    def _open_completion(self, session: str, generation: int) -> None:
+        self._completions[session, generation] = _Completion()
+
+    def _close_completion(self, session: str, generation: int) -> None:
+        del self._completions[session, generation]
+
+    def _to_completion(self, job: SubmittedJob) -> None:
+        thread = self._completions[job.spec.session, job.spec.generation]
+        thread.jobs.append(job)
+        if not thread.is_waiting:
+            self._wait_for_next(thread)
+
+    def _wait_for_next(self, thread: _Completion) -> None:
+        thread.is_waiting = bool(thread.jobs)
+        if thread.jobs:
+            job = thread.jobs.popleft()
+            self._wait(thread, job, max(0, job.spec.execution_deadline_ns - self.parts.world.now_ns()))
+
+    def _wait(self, thread: _Completion, job: SubmittedJob, timeout_ns: int) -> None:
+        world, session = self.parts.world, cast(BoardSession, job.session)
+        wake = partial(self._later_if_alive, partial(self._complete, thread, job))
+        world.wait(Wait(session, job.ticket, world.now_ns() + timeout_ns, wake))
+
+    def _later_if_alive(self, action: Callable[[], None]) -> None:
+        if self.is_alive:
+            self._later(self.parts.durations.draw(self.parts.pace.d2h), action)
+
+    def _complete(self, thread: _Completion, job: SubmittedJob) -> None:
+        world = self.parts.world
+        code, status = job.session.wait(job.ticket, 0)
+        was_overdue = job.is_overdue
+        outcome = completion_step(job, code, status, world.now_ns())
+        if isinstance(outcome, Completed):
+            self._post_sampled(outcome)
+            self._wait_for_next(thread)
+        elif isinstance(outcome, Stray):
+            self._post_sampled(outcome.event)
+            self._wait(thread, job, max(0, job.spec.execution_deadline_ns - world.now_ns()))
+        else:
+            if not was_overdue:
+                self._post_sampled(outcome)
+            self._wait(thread, job, _WAIT_AGAIN_NS)
+
+    def _post_sampled(self, message: Message) -> None:
+        self._later(self.parts.durations.draw(self.parts.pace.sample), partial(self.post, message))
+
+    # --- lifecycle thread -------------------------------------------------------------------------------
+
+    def _to_lifecycle(self, order: LifecycleOrder) -> None:
+        self._orders.append(order)
+        if not self._is_lifecycle_busy:
+            self._start_order()
+
+    def _start_order(self) -> None:
+        self._is_lifecycle_busy = bool(self._orders)
+        if self._orders:
+            order = self._orders.popleft()
+            self._later(self._order_ns(order), lambda: self._go_on(self._lifecycle.take(order), None))
+
+    def _order_ns(self, order: LifecycleOrder) -> int:
+        timing = self.parts.device.profile.timing
+        name = type(order.command).__name__
+        return {"Configure": timing.configure_ns, "Reset": timing.reset_ns}.get(name, _LIFECYCLE_NS)
+
+    def _go_on(
+        self, order: Generator[AwaitJob, Answer, LifecycleDone], answer: tuple[Code, JobStatus | None] | None
+    ) -> None:
+        try:
+            wanted = next(order) if answer is None else order.send(answer)
+        except StopIteration as end:
+            self.post(self._paced(end.value))
+            self._start_order()
+            return
+        world, session = self.parts.world, cast(BoardSession, wanted.session)
+        wake = partial(self._if_alive, lambda: self._go_on(order, wanted.session.wait(wanted.ticket, 0)))
+        world.wait(Wait(session, wanted.ticket, world.now_ns() + wanted.timeout_ns, wake))
+
+    def _paced(self, done: LifecycleDone) -> LifecycleDone:
+        if done.session is None:
+            return done
+        parts = self.parts
+        session = PacedSession(cast(BoardSession, done.session), parts.world, parts.pace, parts.durations)
+        return replace(done, session=session)

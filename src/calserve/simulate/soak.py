@@ -1,0 +1,228 @@
+"""The soak: one long run or many short ones, each with its record, and one verdict.
+
+Owns: what is run for what was asked, records, shrinking, the verdict. Must not know: how a run works inside, how a
+person is told (the command line prints). Life: `soak` for fresh runs, `replay` for a record's.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from calserve.progress import Progress
+from calserve.simulate.plan import HOUR, RunPlan, draw_plan
+from calserve.simulate.record import Made, Record, made_here, write_record
+from calserve.simulate.run import Run, RunResult
+from calserve.simulate.shrink import kind_of, shrink
+from calserve.simulate.verdict import LONG_RUN_NS, Tally, weaknesses
+
+# Between two full scans of the core's own invariants, in turns of the engine: the oracle judges all the time.
+CHECK_EVERY = 500
+# Many short runs together must be this long to be held against what a long one must have shown.
+POOLED_MIN = 24
+
+
+@dataclass(frozen=True, slots=True)
+class SoakOptions:
+    """seeds: this many runs, from `seed` on, each `duration_ns` long. records: where failing runs leave theirs.
+
+    record: where a single run leaves its own, clean or not. jobs: processes for several seeds. has_asserts: whether
+    the core's own assertions are scanned beside the oracle.
+    """
+
+    seed: int
+    duration_ns: int
+    seeds: int = 1
+    records: Path = Path("soak-records")
+    record: Path | None = None
+    jobs: int = 1
+    check_every: int = CHECK_EVERY
+    is_shrunk: bool = True
+    min_requests: int = 0
+
+
+@dataclass(slots=True)
+class SoakReport:
+    """What came of it. failed: seed and first violation; records: files written."""
+
+    tally: Tally = field(default_factory=Tally)
+    seconds: float = 0.0
+    digests: dict[int, str] = field(default_factory=dict)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    weak: list[str] = field(default_factory=list)
+    records: list[Path] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.failed and not self.weak
+
+    @property
+    def verdict(self) -> str:
+        return "violated" if self.failed else "weak" if self.weak else "clean"
+
+
+def soak(options: SoakOptions, progress: Progress) -> SoakReport:
+    """Run, record, judge. A run that fails is shrunk, and both its record and the smaller one's are written."""
+    report = SoakReport()
+    began = time.monotonic()
+    made = made_here()
+    for plan, result in _results(options, made, progress):
+        report.tally.add(result)
+        report.digests[plan.seed] = result.digest
+        if result.violation_count:
+            report.failed.append((plan.seed, result.violations[0]))
+            report.records += _record_failure(options, made, plan, result, progress)
+        elif result.counts.get("requests", 0) < options.min_requests:
+            report.weak.append(f"seed {plan.seed}: {result.counts.get('requests', 0)} requests")
+    if not report.failed and (options.duration_ns >= LONG_RUN_NS or options.seeds >= POOLED_MIN):
+        report.weak += weaknesses(report.tally)
+    report.seconds = time.monotonic() - began
+    if options.record is not None and options.seeds == 1:
+        report.records.append(options.record)
+        _finish_record(options.record, report)
+    return report
+
+
+def run_recorded(plan: RunPlan, made: Made, path: Path, check_every: int, advanced: Callable[[int], None]) -> RunResult:
+    """One run whose record stands from the first moment; a crash of the soak itself leaves it, with its reason."""
+    record = Record(plan, made, hours=plan.duration_ns / HOUR)
+    write_record(record, path)
+    run = Run(plan, check_every, advanced)
+    try:
+        result = run.run()
+    except BaseException:
+        _fill(record, run.result)
+        record.verdict = "crashed"
+        record.violations.append(traceback.format_exc())
+        write_record(record, path)
+        raise
+    _fill(record, result)
+    record.verdict = "violated" if result.violation_count else "clean"
+    write_record(record, path)
+    return result
+
+
+def _results(options: SoakOptions, made: Made, progress: Progress) -> Iterator[tuple[RunPlan, RunResult]]:
+    plans = [draw_plan(options.seed + i, options.duration_ns) for i in range(options.seeds)]
+    if len(plans) == 1:
+        minutes = plans[0].duration_ns // 60_000_000_000
+        with progress.step("Virtual minutes", minutes, "min") as step:
+            passed = _Minutes(step.advance)
+            if options.record is not None:
+                yield plans[0], run_recorded(plans[0], made, options.record, options.check_every, passed)
+            else:
+                yield plans[0], Run(plans[0], options.check_every, passed).run()
+        return
+    with progress.step("Seeds", len(plans), "seeds") as step:
+        for plan, result in _many(plans, options):
+            step.advance(1)
+            yield plan, result
+
+
+class _Minutes:
+    """Turns virtual nanoseconds into whole minutes for a progress bar."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance = advance
+        self._left_ns = 0
+
+    def __call__(self, passed_ns: int) -> None:
+        minutes, self._left_ns = divmod(self._left_ns + passed_ns, 60_000_000_000)
+        if minutes:
+            self._advance(minutes)
+
+
+def _many(plans: list[RunPlan], options: SoakOptions) -> Iterator[tuple[RunPlan, RunResult]]:
+    if options.jobs == 1:
+        for plan in plans:
+            yield plan, Run(plan, options.check_every).run()
+        return
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        yield from zip(plans, pool.map(_run_plan, plans, [options.check_every] * len(plans), chunksize=4), strict=True)
+
+
+def _run_plan(plan: RunPlan, check_every: int) -> RunResult:
+    return Run(plan, check_every).run()
+
+
+def _record_failure(
+    options: SoakOptions, made: Made, plan: RunPlan, result: RunResult, progress: Progress
+) -> list[Path]:
+    path = options.records / f"seed-{plan.seed}.json"
+    record = Record(plan, made, hours=plan.duration_ns / HOUR)
+    _fill(record, result)
+    record.verdict = "violated"
+    write_record(record, path)
+    if not options.is_shrunk:
+        return [path]
+    with progress.step(f"Shrinking seed {plan.seed}"):
+        # only eras up to the one that failed can matter
+        reached = replace(plan, eras=plan.eras[: len(result.hashes) + 1])
+        small = shrink(reached, kind_of(result), run=lambda smaller: Run(smaller, options.check_every).run())
+    if small == plan:
+        return [path]
+    smaller = Record(small, made, hours=small.duration_ns / HOUR)
+    _fill(smaller, Run(small, options.check_every).run())
+    smaller.verdict = "violated"
+    beside = options.records / f"seed-{plan.seed}-small.json"
+    write_record(smaller, beside)
+    return [path, beside]
+
+
+def _fill(record: Record, result: RunResult) -> None:
+    record.hashes = list(result.hashes)
+    record.violations = list(result.violations)
+    record.last_lines = list(result.last_lines) if result.violations else []
+    record.counts = dict(result.counts)
+    record.ends = dict(result.ends)
+    record.sometimes = dict(result.sometimes)
+    record.fired = dict(result.fired)
+
+
+def _finish_record(path: Path, report: SoakReport) -> None:
+    """A run may be clean and still too weak to prove anything; then its record says so."""
+    from calserve.simulate.record import read_record
+
+    record = read_record(path)
+    if record.verdict == "clean" and report.weak:
+        record.verdict = "weak"
+        record.violations = list(report.weak)
+        write_record(record, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """is_same: every hash equal. differs_in_era: the first whose hash is another; None when none is, or when the
+    recorded run ended before it had one. violations: of the run made now."""
+
+    is_same: bool
+    differs_in_era: int | None
+    violations: list[str]
+    explanation: str
+
+
+def replay(record: Record, progress: Progress, check_every: int = CHECK_EVERY) -> Replayed:
+    """Run a record's plan again. Where it comes out otherwise, say why that may be."""
+    minutes = record.plan.duration_ns // 60_000_000_000
+    with progress.step("Virtual minutes", minutes, "min") as step:
+        result = Run(record.plan, check_every, _Minutes(step.advance)).run()
+    pairs = list(zip(record.hashes, result.hashes, strict=False))
+    differs = next((number for number, (then, now) in enumerate(pairs) if then != now), None)
+    is_same = differs is None and len(record.hashes) == len(result.hashes)
+    here = made_here()
+    if is_same:
+        told = "Every step came again, byte for byte."
+    elif here.commit != record.made.commit:
+        told = (
+            f"It was recorded at commit {record.made.commit} and this is {here.commit}: the code decides otherwise now."
+        )
+    elif here.python != record.made.python:
+        told = f"It was recorded under Python {record.made.python}, this is {here.python}."
+    else:
+        told = "The same commit came out otherwise: something in a run does not follow from its seed."
+    return Replayed(is_same, differs, result.violations, told)

@@ -1,0 +1,192 @@
+"""Board profiles as files: what ships, what a file may say, and one sentence for each way to get it wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from calserve.runtime.contract import CAPABILITIES, Evidence
+from calserve.runtime.sim import PROFILES, ProfileError, SimBoard, load_profile
+from calserve.runtime.sim import profile as profile_module
+
+SHIPPED = Path(profile_module.__file__).parent / "profiles"
+
+
+def good() -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load((SHIPPED / "assumed-lanes.yaml").read_text("utf-8"))
+    return tree
+
+
+def write(folder: Path, tree: object) -> Path:
+    path = folder / "board.yaml"
+    path.write_text(yaml.safe_dump(tree), "utf-8")
+    return path
+
+
+def sentence_of(path: Path | str) -> str:
+    with pytest.raises(ProfileError) as error:
+        load_profile(path)
+    sentence = str(error.value)
+    assert str(path)[:80] in sentence
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    assert len(sentence) < 600
+    return sentence
+
+
+def test_profiles_that_ship_are_the_files_under_their_own_names() -> None:
+    assert {path.stem for path in SHIPPED.iterdir()} == set(PROFILES) == {"assumed-lanes", "calculet-2chip"}
+    assert all(profile.name == name for name, profile in PROFILES.items())
+    assert load_profile("calculet-2chip") is PROFILES["calculet-2chip"]
+
+
+def test_calculet_file_states_every_capability_and_proves_none() -> None:
+    stated = yaml.safe_load((SHIPPED / "calculet-2chip.yaml").read_text("utf-8"))["capabilities"]
+    assert set(stated) == set(CAPABILITIES)
+    assert "C0" not in stated.values()
+    profile = load_profile("calculet-2chip")
+    assert not profile.is_assumed
+    assert {name: state.name for name, state in profile.capabilities.items()} == stated
+    assert profile.logits_tile == 16
+    assert profile.sources["logits_tile"].startswith("seed 003, section 4.1")
+
+
+def test_file_of_ones_own_is_the_profile_it_says(tmp_path: Path) -> None:
+    tree = good()
+    tree["name"] = "my-board"
+    tree["board"]["context"] = {"value": 512, "assumed": "a short one"}
+    del tree["telemetry"]["power_w"]
+    profile = load_profile(write(tmp_path, tree))
+    shipped = PROFILES["assumed-lanes"]
+    assert (profile.name, profile.context, profile.power_w) == ("my-board", 512, None)
+    assert profile.sources["context"] == "assumed: a short one"
+    assert profile == replace(shipped, name="my-board", context=512, power_w=None, sources=profile.sources)
+    assert SimBoard(profile).describe().versions["profile"] == "my-board"
+
+
+def change(*keys: str, to: object) -> Callable[[dict[str, Any]], None]:
+    def apply(tree: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            tree = tree[key]
+        tree[keys[-1]] = to
+
+    return apply
+
+
+def drop(*keys: str) -> Callable[[dict[str, Any]], None]:
+    def apply(tree: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            tree = tree[key]
+        del tree[keys[-1]]
+
+    return apply
+
+
+def figure(*keys: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return change(*keys, to={"value": value, "assumed": "a test"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (change("colour", to="red"), ["unknown field", "colour"]),
+        (change("board", "chps", to=1), ["board", "chps"]),
+        (change("board", "chips", "unit", to="chip"), ["board.chips", "unit"]),
+        (drop("timing"), ["timing"]),
+        (drop("board", "vocab"), ["board", "vocab"]),
+        (drop("board", "chips", "value"), ["board.chips", "value"]),
+        (drop("board", "chips", "source"), ["board.chips", "source", "assumed"]),
+        (change("board", "chips", "assumed", to="why not"), ["board.chips", "source", "assumed"]),
+        (change("board", "chips", "source", to=""), ["board.chips.source"]),
+        (figure("board", "chips", value="two"), ["board.chips.value", "int", "str"]),
+        (figure("board", "chips", value=True), ["board.chips.value", "bool"]),
+        (figure("board", "chips", value=2.0), ["board.chips.value", "float"]),
+        (figure("board", "chips", value=0), ["board.chips.value", "1"]),
+        (figure("board", "chips", value=10**30), ["board.chips.value"]),
+        (figure("board", "dram_bytes", value=-1), ["board.dram_bytes.value"]),
+        (figure("board", "dram_bytes", value=1 << 60), ["board.dram_bytes.value"]),
+        (figure("board", "context", value=float("nan")), ["board.context.value"]),
+        (figure("board", "profiles", value=[4, 1]), ["profiles must ascend"]),
+        (figure("board", "profiles", value=[1, 32]), ["decode_ns"]),
+        (figure("board", "profiles", value=list(range(1, 30))), ["board.profiles.value"]),
+        (figure("board", "vocab", value=100), ["vocab must be a power of two"]),
+        (figure("board", "eos_token_ids", value=[64]), ["eos_token_ids"]),
+        (figure("board", "logits_dtype", value="float16"), ["board.logits_dtype.value", "float16"]),
+        (figure("board", "logits_dtype", value="x" * 5000), ["board.logits_dtype.value"]),
+        (figure("board", "logits_tile", value=0), ["board.logits_tile.value"]),
+        (figure("board", "inactive_lane_policy", value="omit"), ["board.inactive_lane_policy.value"]),
+        (figure("board", "banks_overlap", value=1), ["board.banks_overlap.value", "bool"]),
+        (figure("timing", "decode_ns", value={1: -5}), ["timing.decode_ns.value"]),
+        (figure("timing", "decode_ns", value={"one": 5}), ["timing.decode_ns.value"]),
+        (figure("timing", "reset_ns", value=10**15), ["timing.reset_ns.value"]),
+        (figure("telemetry", "power_w", value=float("nan")), ["telemetry.power_w.value"]),
+        (figure("telemetry", "power_w", value=float("inf")), ["telemetry.power_w.value"]),
+        (change("capabilities", "telepathy", to="C0"), ["capabilities.telepathy", "no such capability"]),
+        (change("capabilities", "kv_copy", to="C5"), ["capabilities.kv_copy", "C0 to C4", "C5"]),
+        (change("capabilities", "kv_copy", to=["C1"]), ["capabilities.kv_copy", "list"]),
+        (drop("capabilities", "kv_copy"), ["capabilities.kv_copy", "missing"]),
+        (change("is_assumed", to=False), ["capabilities.concurrent_jobs", "C0", "is_assumed"]),
+        (change("is_assumed", to="yes"), ["is_assumed", "bool"]),
+        (change("name", to="My Board\n"), ["name"]),
+        (change("schema", to="calserve-board-profile/v2"), ["schema", "v1", "v2"]),
+        (drop("schema"), ["schema", "calserve-board-profile/v1"]),
+    ],
+)
+def test_wrong_profile_is_one_sentence_that_names_file_and_key(
+    tmp_path: Path, wrong: Callable[[dict[str, Any]], None], words: list[str]
+) -> None:
+    tree = good()
+    wrong(tree)
+    sentence = sentence_of(write(tmp_path, tree))
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["mapping"]),
+        (b"- a\n", ["mapping"]),
+        (b"a: [\n", ["YAML", "line"]),
+        (b"\xff\xfe", ["UTF-8", "byte 0"]),
+        (b"schema: a\nschema: b\n", ["schema", "twice", "line 2"]),
+        (b'{"schema": "a", "schema": "b"}', ["schema", "twice"]),
+        (b"[" * 5000, ["nested too deeply"]),
+        (b"- " * 5000, ["nested too deeply"]),
+        (b'{"a":' * 20000, ["nested too deeply"]),
+        (b"a: &a [1]\nb: *a\n", ["alias"]),
+        (b"a: !!python/object/apply:os.system [ls]\n", ["YAML"]),
+        (b"# " + b"x" * (1 << 20), ["larger than 1048576 bytes"]),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_file_that_is_no_profile_is_one_sentence(tmp_path: Path, content: bytes, words: list[str]) -> None:
+    path = tmp_path / "board.yaml"
+    path.write_bytes(content)
+    sentence = sentence_of(path)
+    for word in words:
+        assert word in sentence
+
+
+def test_path_that_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.yaml")
+    for path in (tmp_path / "fifo.yaml", tmp_path, Path("/dev/zero")):
+        assert "regular file" in sentence_of(path) or "directory" in sentence_of(path)
+    assert "No such file" in sentence_of(tmp_path / "none.yaml")
+
+
+def test_name_that_does_not_ship_is_told_the_ones_that_do() -> None:
+    sentence = sentence_of("calculet-3chip")
+    assert "assumed-lanes" in sentence
+    assert "calculet-2chip" in sentence
+
+
+def test_abilities_of_the_vendor_are_proven_in_assumed_profiles_only() -> None:
+    for profile in PROFILES.values():
+        assert profile.is_assumed or Evidence.C0 not in profile.capabilities.values()
