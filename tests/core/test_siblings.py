@@ -55,10 +55,12 @@ def test_copy_that_is_failed_or_unloaded_refuses_nobody_the_other_can_serve() ->
         assert rig.counters["handed_over"] == 1
 
 
-def test_line_of_the_other_copy_keeps_its_limits() -> None:
+def test_line_of_the_other_copy_keeps_its_limits_and_who_was_accepted_waits_on() -> None:
+    """A request that was accepted once is not refused for a crowd elsewhere: it waits for its own session."""
     rig = copies(max_waiting_requests=1)
     rig.failed(F.DEVICE, job=3)
-    assert rig.refusal("wa") == ("queue_full", 1, 2)
+    assert "wa" not in rig.finished
+    assert rig.counters.get("handed_over", 0) == 0
 
 
 def test_line_is_not_handed_to_another_package_nor_in_a_shutdown() -> None:

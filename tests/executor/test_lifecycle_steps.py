@@ -130,7 +130,7 @@ def test_warm_up_waits_past_a_completion_of_an_older_generation_and_tells_of_it(
             break
     assert isinstance(done.event, Warmed)
     assert done.event.failure is None
-    assert [(stray.job, stray.generation) for stray in done.strays] == [(77, 0)]
+    assert [(stray.job, stray.generation) for stray in done.aside] == [(77, 0)]
 
 
 # --- exact names (seed 003, section 10.2) ---

@@ -29,7 +29,10 @@ def start_decode(rig: Rig, lane: int = 0):
     return rig.start(decode_spec(rig, lane), [[greedy_tokens(prompt_of(9, lane), 1, 64)[0]]])
 
 
-@pytest.mark.parametrize(("point", "code"), [(FaultPoint.SUBMIT_BUSY, 17), (FaultPoint.SUBMIT_UNAVAILABLE, 18)])
+@pytest.mark.parametrize(
+    ("point", "code"),
+    [(FaultPoint.SUBMIT_BUSY, 17), (FaultPoint.SUBMIT_UNAVAILABLE, 18), (FaultPoint.SUBMIT_UNSUPPORTED, 27)],
+)
 def test_submit_fault_gives_its_code_and_starts_nothing(point: FaultPoint, code: int) -> None:
     rig = faulty(Fault(point, at_visit=2))
     assert rig.prefill(0, prompt_of(9)) == RIGHT[0]

@@ -84,9 +84,7 @@ def test_record_missing_gets_one_sentence(tmp_path: Path) -> None:
 def test_shrink_keeps_what_fails_and_drops_the_rest() -> None:
     """A made-up bug: it needs one fault point and one habit, and half a minute."""
     plan = draw_plan(11, 24 * HOUR)
-    era = replace(
-        plan.eras[2], faults=FaultsPlan(("map_fails", "submit_busy", "csr_fails", "logits_nan")), number=2
-    )
+    era = replace(plan.eras[2], faults=FaultsPlan(("map_fails", "submit_busy", "csr_fails", "logits_nan")), number=2)
     plan = RunPlan(plan.seed, (plan.eras[0], plan.eras[1], replace(era, traffic=replace(era.traffic, habits=HABITS))))
 
     def run(candidate: RunPlan) -> RunResult:

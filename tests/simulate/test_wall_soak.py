@@ -71,7 +71,9 @@ def test_soak_on_a_simulated_board_with_faults_passes_and_says_what_it_saw(tmp_p
 
 
 def test_soak_on_a_real_model_passes(tmp_path: Path, tiny_package: Path) -> None:
-    report = soak(tmp_path / "out", 0.2, board="openvino", model=tiny_package, serve_args=(), deadline_ms=400)
+    report = soak(
+        tmp_path / "out", 0.2, board="openvino", model=tiny_package, serve_args=(), deadline_ms=400, rate=20.0
+    )
     assert report.passed, (report.reason, report.wrong, report.checks)
     assert report.sent == report.ended > 120
     assert report.golden == "passed"

@@ -60,6 +60,9 @@ class SchedulerConfig:
     # transient refusals by the board (codes 13, 17): attempts before the session drains
     max_transient_retries: int = 8
     transient_backoff_ns: int = 5_000_000
+    # a board that has no KV to give while we hold none of it: nobody's release can wake who waits, so it is asked
+    # again after so long, and when somebody new arrives; ours
+    kv_retry_ns: int = 5_000_000_000
     # recovery
     max_resets: int = 2
     reset_window_ns: int = 600_000_000_000

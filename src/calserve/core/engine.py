@@ -179,6 +179,7 @@ class Engine:
             usage = Usage(max(0, event.prompt_tokens), 0)
             self._out.finish(event.request, FinishReason.REFUSED, usage, refusal=Refusal(target))
         else:
+            target.worker.somebody_came()
             target.worker.roster.accept(event, now_ns)
 
     def _on_cancel(self, request: str, cause: CancelCause) -> None:

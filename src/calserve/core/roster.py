@@ -86,14 +86,21 @@ class Roster:
 
     # --- in ---------------------------------------------------------------------------------------------
 
-    def accept(self, event: Submit, now_ns: int, *, restarted: bool = False) -> None:
-        """Put it in line, or end it at once with the limit that was exceeded. restarted: it started over already."""
-        tenant = self.clock.tenant(event.tenant)
+    def refusal_of(self, event: Submit) -> Refusal | None:
+        """Why the line would not take it now."""
         refusal = refuse_numbers(event.prompt_tokens, event.max_new_tokens)
         if refusal is None and self.serving is not None:
             refusal = refuse_size(self.serving.shape, event.prompt_tokens, event.max_new_tokens)
         if refusal is None:
+            tenant = self.clock.tenant(event.tenant)
             refusal = refuse_crowd(self._config, self.line, tenant, event.prompt_tokens)
+            self.clock.forget_if_idle(tenant)
+        return refusal
+
+    def accept(self, event: Submit, now_ns: int, *, restarted: bool = False) -> None:
+        """Put it in line, or end it at once with the limit that was exceeded. restarted: it started over already."""
+        refusal = self.refusal_of(event)
+        tenant = self.clock.tenant(event.tenant)
         deadline = event.deadline_ns
         if deadline is None:
             deadline = event.arrived_ns + self._config.deadline_default_ns
@@ -215,13 +222,15 @@ class Roster:
             self.end(request, FinishReason.REFUSED, refusal=Refusal(kind))
 
     def hand_over(self) -> None:
-        """Everyone in line goes to a sibling that serves the same package, in the order of arrival; nobody where there
-        is none. There they are as new: a limit of that line may refuse them, and then they are told that."""
+        """Those in line go to a sibling that serves the same package, in the order of arrival, as long as its own line
+        has room for them: who was accepted once is not refused for a crowd elsewhere. The rest stays."""
         to = self.find_sibling() if self.line.requests else None
         if to is None:
             return
-        self._out.count("handed_over", self.line.requests)
         for request in sorted(self.line, key=lambda one: one.ordinal):
+            if to.refusal_of(request.as_submitted) is not None:
+                break
+            self._out.count("handed_over")
             self.line.remove(request)
             request.move(RequestEvent.CANCEL)  # here; its deadline entry is one of the dead
             self._forget(request)

@@ -135,7 +135,7 @@ class Supervisor:
         for session in self.sessions.values():
             if session.recovery.wish is not Wish.NOTHING:
                 self._grant(session, now_ns)
-            if session.is_coming_back:
+            if session.state is not G.READY:  # nobody waits for a copy while another could serve
                 session.worker.roster.hand_over()
         if self.shutdown_ns is None or self.has_exited:
             return
@@ -173,7 +173,10 @@ class Supervisor:
         # what a job never returned from, or a reset did not end, may be written still
         is_unsafe = recovery.wish is Wish.RESET_LOST or recovery.has_failed_reset
         scope = choose_scope(session, others, self._config)
-        if scope is None or not self._budget.has_room(now_ns):
+        has_room = self._budget.has_room(now_ns)
+        if scope is None or not has_room:
+            if not has_room:
+                self._out.count("budget_exhausted")
             session.is_fenced = is_unsafe or recovery.has_failed_release
             if is_unsafe:
                 self._give_up(session, cause)

@@ -28,7 +28,7 @@ from calserve.core.request import Request
 from calserve.core.retirement import Retirement
 from calserve.core.roster import Roster, Serving
 from calserve.core.shape import Shape
-from calserve.core.states import RequestEvent
+from calserve.core.states import LaneState, RequestEvent
 
 
 class Worker:
@@ -62,6 +62,7 @@ class Worker:
         self._retries = 0
         self._kv_blocked = False
         self._kv_refused_ns = -1  # when the board last had no room for KV
+        self._kv_again_ns: int | None = None  # when it is asked again although we hold nothing that could be released
         self._last_done_ns = 0
         self._decode_jobs = 0
         self._prefill_went_last = False
@@ -81,7 +82,7 @@ class Worker:
         flight = Flight(whose, self.config, shape, ledger, self.concurrency, self._numbers)
         self.admitting = self.submitting = True
         self._retries = 0
-        self._kv_blocked = False
+        self.kv_released()
         self._kv_refused_ns = -1
         self.features_off = ()
         self.roster.open(Serving(generation, shape, ledger, flight))
@@ -89,7 +90,7 @@ class Worker:
     def close(self) -> None:
         """Its jobs retired or were quarantined."""
         self.turn_valves(admitting=False, submitting=False)
-        self.retry_at_ns = self.window_ns = self._window_opened_ns = None
+        self.retry_at_ns = self.window_ns = self._window_opened_ns = self._kv_again_ns = None
         self._blocked = None
         self.roster.close()
 
@@ -208,16 +209,30 @@ class Worker:
         for request in reversed(starters):
             self.roster.send_back(request)
         self._kv_blocked = True  # after their own lanes were freed: that room was not enough
+        if not self._holds_kv:
+            self._kv_again_ns = now_ns + self.config.kv_retry_ns
         if self._kv_refused_ns == now_ns and len(self.roster.ready):
             self.retry_at_ns = now_ns + self.config.backoff_ns(1)
         self._kv_refused_ns = now_ns
 
+    @property
+    def _holds_kv(self) -> bool:
+        """Whether a lane of ours will be released some day; a fenced one only goes with its generation."""
+        assert self.serving is not None
+        return any(lane.state not in (LaneState.FREE, LaneState.UNKNOWN) for lane in self.serving.ledger.lanes)
+
+    def somebody_came(self) -> None:
+        """A wake-up like any other: what was refused while nothing of ours could be released is tried once more."""
+        if self._kv_again_ns is not None:
+            self.kv_released()
+
     def _lane_freed(self, generation: int, lane: int) -> None:
-        self._kv_blocked = False
+        self.kv_released()
         self._out.release_lane(self.session, generation, lane)
 
     def kv_released(self) -> None:
         self._kv_blocked = False
+        self._kv_again_ns = None
 
     def _back_off(self, now_ns: int, *, is_the_boards: bool = True) -> bool:
         self._retries += 1
@@ -239,6 +254,8 @@ class Worker:
             return
         if self.retry_at_ns is not None and now_ns >= self.retry_at_ns:
             self.retry_at_ns = None
+        if self._kv_again_ns is not None and now_ns >= self._kv_again_ns:
+            self.kv_released()
         self._admit(serving, now_ns)
         ready = self.roster.ready
         is_shut = not self.submitting or self.overdue_until_ns is not None
@@ -343,5 +360,7 @@ class Worker:
         return is_open and serving.ledger.can_reserve(1)
 
     def next_deadline_ns(self) -> int | None:
-        times = (self.roster.deadlines.next_ns(), self.window_ns, self.retry_at_ns, self.overdue_until_ns)
+        kv_again_ns = self._kv_again_ns if self.roster.line.requests else None
+        own = (self.window_ns, self.retry_at_ns, self.overdue_until_ns, kv_again_ns)
+        times = (self.roster.deadlines.next_ns(), *own)
         return min((t for t in times if t is not None), default=None)

@@ -107,8 +107,8 @@ class EngineSteps:
                     self._compare_counters(message.job.spec.session, message.job.spec.generation, now)
                 self._turn(message.event, said)
             case LifecycleDone():
-                for stray in message.strays:
-                    self._turn(stray, {})
+                for fact in message.aside:
+                    self._turn(fact, {})
                 self._adopt(message)
                 self._turn(message.event, {})
             case Inspect():

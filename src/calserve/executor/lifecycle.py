@@ -14,12 +14,13 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from calserve.core.commands import Configure, Release, Reset, Validate, Warm
-from calserve.core.events import Configured, Event, JobFailed, Released, ResetDone, Validated, Warmed
+from calserve.core.events import BoardAnomaly, Configured, Event, JobFailed, Released, ResetDone, Validated, Warmed
 from calserve.core.outcomes import BoardNote, Failure, FaultClass
 from calserve.executor.awaiting import Awaited, AwaitJob, drive
 from calserve.executor.clock import Clock
 from calserve.executor.facts import session_facts
-from calserve.executor.warmup import warm_session
+from calserve.executor.opening import clear_board
+from calserve.executor.warmup import STEP_TIMEOUT_NS, WarmTimes, warm_session
 from calserve.runtime.checks import check_contract
 from calserve.runtime.contract import Board, BoardPackage, GraphContract, LoadOptions, Session
 from calserve.runtime.errors import CalCode, failure
@@ -42,12 +43,13 @@ class LifecycleOrder:
 class LifecycleDone:
     """The end of an order. `session` moves to the engine thread when it is ready to be used.
 
-    strays: completions of older generations that came while it warmed up.
+    aside: facts that came up on the way, for `core` to have before `event`: completions of older generations during a
+        warm-up, and what an earlier process had left on the board.
     """
 
     event: Event
     session: Session | None = None
-    strays: tuple[JobFailed, ...] = ()
+    aside: tuple[Event, ...] = ()
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class LifecycleSteps:
     packages: dict[str, BoardPackage] = field(default_factory=dict)  # by hash
     loaded: dict[str, BoardPackage] = field(default_factory=dict)  # by session
     building: dict[str, Session] = field(default_factory=dict)
+    step_timeout_ns: int = STEP_TIMEOUT_NS  # of a warm-up's step
+    is_cleared: bool = False  # nothing of an earlier process is on the board
 
     def take(self, order: LifecycleOrder) -> Generator[AwaitJob, Awaited, LifecycleDone]:
         """One order to its end; only a warm-up has jobs to wait for. Not started, it has done nothing."""
@@ -69,7 +73,7 @@ class LifecycleSteps:
             case Validate():
                 return LifecycleDone(self._validate(command))
             case Configure():
-                return LifecycleDone(self._configure(command))
+                return self._open_and_configure(command)
             case Warm():
                 return (yield from self._warm(command))
             case Release():
@@ -86,6 +90,17 @@ class LifecycleSteps:
             return Validated(command.session, command.generation, _refused("validate", wrong))
         self.packages[command.package] = opened
         return Validated(command.session, command.generation)
+
+    def _open_and_configure(self, command: Configure) -> LifecycleDone:
+        if self.is_cleared:
+            return LifecycleDone(self._configure(command))
+        opening = clear_board(self.board)
+        name, generation = command.session, command.generation
+        aside = (BoardAnomaly(name, generation, opening.told),) if opening.told else ()
+        if opening.failure is not None:
+            return LifecycleDone(Configured(name, generation, None, opening.failure), aside=aside)
+        self.is_cleared = True
+        return LifecycleDone(self._configure(command), aside=aside)
 
     def _configure(self, command: Configure) -> Configured:
         name, generation = command.session, command.generation
@@ -105,9 +120,11 @@ class LifecycleSteps:
         name, generation = command.session, command.generation
         session = self.building[name]
         strays: list[JobFailed] = []
-        outcome = yield from warm_session(session, self.loaded[name], generation, self.clock, strays)
+        outcome = yield from warm_session(
+            session, self.loaded[name], generation, WarmTimes(self.clock, self.step_timeout_ns), strays
+        )
         if isinstance(outcome, Failure):
-            return LifecycleDone(Warmed(name, generation, (), outcome), strays=tuple(strays))
+            return LifecycleDone(Warmed(name, generation, (), outcome), aside=tuple(strays))
         del self.building[name]
         return LifecycleDone(Warmed(name, generation, outcome), session, tuple(strays))
 

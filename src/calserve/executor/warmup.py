@@ -33,7 +33,7 @@ _End = TypeVar("_End")
 _Steps = Generator[AwaitJob, Awaited, _End]
 
 # A step that takes longer than this while warming up is a board that does not answer.
-_STEP_TIMEOUT_NS = 60_000_000_000
+STEP_TIMEOUT_NS = 60_000_000_000
 _TIMED_STEPS = 7
 _PREFILL_LENGTHS = (32, 160)
 
@@ -46,14 +46,22 @@ class WarmupFailed(Exception):
         self.failure = failure
 
 
+@dataclass(frozen=True, slots=True)
+class WarmTimes:
+    """The clock a warm-up measures with, and how long one of its steps may take."""
+
+    clock: Clock
+    step_timeout_ns: int = STEP_TIMEOUT_NS
+
+
 def warm_session(
-    session: Session, package: BoardPackage, generation: int, clock: Clock, strays: list[JobFailed]
+    session: Session, package: BoardPackage, generation: int, times: WarmTimes, strays: list[JobFailed]
 ) -> _Steps[tuple[StepTime, ...] | Failure]:
     """Run every golden, then time each graph. Returns step times per graph, or the first failure.
 
     strays: gets a completion of an older generation that came meanwhile, for `core` to count.
     """
-    rig = _Rig(session, generation, clock, strays=strays)
+    rig = _Rig(session, generation, times, strays=strays)
     try:
         for golden in package.goldens:
             yield from _check_golden(rig, golden, package.golden_tolerance)
@@ -68,7 +76,7 @@ class _Rig:
 
     session: Session
     generation: int
-    clock: Clock
+    times: WarmTimes
     buffers: dict[str, HostBuffers] = field(default_factory=dict)
     strays: list[JobFailed] = field(default_factory=list)
     job: int = -1
@@ -97,7 +105,7 @@ class _Rig:
     ) -> _Steps[tuple[Logits, int]]:
         """One job to its end: float32[rows, vocab] (copied) and its duration in ns from submit."""
         self.job -= 1
-        deadline = self.clock() + _STEP_TIMEOUT_NS
+        deadline = self.times.clock() + self.times.step_timeout_ns
         spec = JobSpec(self.job, self.generation, self.session.name, graph.name, task, Bank.AUTO, deadline, tuple(rows))
         buffers = self._buffers(graph)
         wrong = check_prepared(graph, spec, self.room, tokens)
@@ -106,12 +114,12 @@ class _Rig:
         fault = encode(graph, spec, tokens, buffers)
         if fault:
             raise WarmupFailed(failure("warm", fault.code, f"{fault.operation} of {fault.tensor}"))
-        began = self.clock()
+        began = self.times.clock()
         code, ticket = self.session.submit(spec, buffers)
         if ticket is None:
             raise WarmupFailed(failure("warm", code, "submit"))
         code, status = yield from self._end_of(ticket)
-        took = self.clock() - began
+        took = self.times.clock() - began
         if code == CalCode.TIMEOUT:
             raise WarmupFailed(Failure(LOST_STAGE, code, FaultClass.UNKNOWN, "a warm-up job never came back"))
         if not code and (status is None or status.ticket != ticket or status.generation != self.generation):
@@ -133,7 +141,7 @@ class _Rig:
     def _end_of(self, ticket: Ticket) -> _Steps[Awaited]:
         """What the board says of the job. A completion of an older generation is set aside, and the job waited on."""
         while True:
-            code, status = yield AwaitJob(self.session, ticket, _STEP_TIMEOUT_NS)
+            code, status = yield AwaitJob(self.session, ticket, self.times.step_timeout_ns)
             if status is None or status.generation >= self.generation:
                 return code, status
             self.strays.append(stray_of(status))

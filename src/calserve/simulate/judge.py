@@ -15,7 +15,7 @@ from calserve.simulate.plan import SECOND, Era
 
 MODEL = "m"
 # A drain may end in an unload, whose bound is the operator's: the default deadline of a request.
-_WARM_UP_NS = 20 * SECOND  # goldens and step times of the slowest profile, on virtual time
+_WARM_UP_NS = 8 * SECOND  # goldens and step times of the slowest profile, on virtual time
 
 
 def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
@@ -24,6 +24,9 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
     host_ns = SECOND // 4 + era.pace.hiccup_ns * 4
     drain_ns = max(server.recovery_drain_ns, server.deadline_default_ns) + server.overdue_grace_ns
     slow_ns = profile.timing.configure_ns + profile.timing.reset_ns
+    # a bring-up may fail for now as often as is allowed, be reset as often as the budget has it, and wait for a sibling
+    tries_ns = config.backoff_ns(config.max_transient_retries) * 2 + slow_ns + _WARM_UP_NS
+    bring_up_ns = (server.max_resets + 2) * tries_ns + drain_ns
     sessions = parts.options(server, era.board.sessions)
     return Oracle(
         World(
@@ -39,10 +42,10 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
             cancel_slack_ns=host_ns,
             deadline_slack_ns=host_ns,
             batching_window_ns=server.batching_window_ns,
-            backoff_bound_ns=(config.transient_backoff_ns << config.max_transient_retries) + host_ns,
+            backoff_bound_ns=config.backoff_ns(config.max_transient_retries) + host_ns,
             drain_bound_ns=drain_ns + slow_ns + 10 * SECOND,
-            recovery_bound_ns=2 * slow_ns + _WARM_UP_NS + server.execution_deadline_floor_ns * 2 + 10 * SECOND,
-            load_bound_ns=2 * slow_ns + _WARM_UP_NS + 60 * SECOND,
+            recovery_bound_ns=bring_up_ns,
+            load_bound_ns=bring_up_ns,
             max_waiting_requests=server.max_waiting_requests,
             max_waiting_prompt_tokens=server.max_waiting_prompt_tokens,
             tenant_weights=MappingProxyType({name: policy.weight for name, policy in config.tenants.items()}),

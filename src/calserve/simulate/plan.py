@@ -87,8 +87,8 @@ class FaultsPlan:
 class TrafficPlan:
     """Open-loop arrivals in bursts: clients never wait for one another.
 
-    burst_gap_ns, burst_size: means; a burst comes within burst_ns. storm_gap_ns: how often more arrives at once than the queues take. habits: what
-    clients do beside reading to the end.
+    burst_gap_ns, burst_size: means; a burst comes within burst_ns. storm_gap_ns: how often more arrives at once than
+    the queues take. habits: what clients do beside reading to the end.
     """
 
     burst_gap_ns: int = 25 * SECOND
@@ -105,11 +105,12 @@ class Pace:
     """How long the host's steps take: (shortest, longest) in ns. hiccup: one step in so many takes this long."""
 
     wake: tuple[int, int] = (2_000, 120_000)
-    prepare: tuple[int, int] = (20_000, 400_000)
+    prepare: tuple[int, int] = (5_000, 100_000)
     submit: tuple[int, int] = (5_000, 80_000)
     d2h: tuple[int, int] = (20_000, 400_000)
     sample: tuple[int, int] = (50_000, 900_000)
     deliver: tuple[int, int] = (10_000, 300_000)
+    warm_step_ns: int = 2 * SECOND  # the longest a step of a warm-up may take
     hiccup_every: int = 3_000
     hiccup_ns: int = 40_000_000
 
@@ -167,7 +168,7 @@ HABITS = (
 # Faults that only two jobs in flight can show.
 _PAIRS = ("completion_swapped",)
 _POINTS = (
-    "submit_busy", "submit_unavailable", "wait_timeout", "status_ccu_exception", "logits_nan", "output_short",
+    "submit_busy", "submit_unavailable", "submit_unsupported", "wait_timeout", "status_ccu_exception", "logits_nan", "output_short",
     "job_never_completes", "completion_late", "completion_double", "completion_swapped", "device_lost",
     "allocate_fails", "map_fails", "slice_fails", "csr_fails", "buffer_reset_fails", "kv_cannot_allocate",
     "kv_apply_fails", "configure_fails", "reset_fails", "counters_wrong", "undo_lost", "logits_inf",

@@ -101,7 +101,13 @@ class ServerProcess:
             jobs_kept=max(options.max_in_flight for options in parts.options.values()),
             audit=BoardAudit(self.board),
         )
-        self._lifecycle = LifecycleSteps(self.board, parts.open_package, parts.options, parts.world.now_ns)
+        self._lifecycle = LifecycleSteps(
+            self.board,
+            parts.open_package,
+            parts.options,
+            parts.world.now_ns,
+            step_timeout_ns=parts.pace.warm_step_ns,
+        )
 
     # --- from outside -----------------------------------------------------------------------------------
 
@@ -131,7 +137,7 @@ class ServerProcess:
     def _engine_clock(self) -> int:
         """Reading it is where the engine thread's own work between two looks at the clock is charged."""
         world = self.parts.world
-        world.spend(self.parts.durations.draw(self.parts.pace.prepare) >> 2)
+        world.spend(self.parts.durations.draw(self.parts.pace.prepare))
         return world.now_ns()
 
     def _wake_engine(self) -> None:

@@ -42,7 +42,8 @@ def _era_text(era: Era) -> str:
     device = "same device" if era.keeps_device else "new device"
     points = era.faults.points or tuple(fault.point for fault in era.faults.listed)
     return (
-        f"  era {era.number}: {_time(era.safety_ns)} + {_time(era.liveness_ns)} healed, {device}, {board.base}{without}, "
+        f"  era {era.number}: {_time(era.safety_ns)} + {_time(era.liveness_ns)} healed, {device}, "
+        f"{board.base}{without}, "
         f"{board.sessions} session{'s' * (board.sessions > 1)} of B{lanes}, context {board.context}, "
         f"{server.max_in_flight} in flight ({bank}); faults: {', '.join(points) or 'none'}"
     )
@@ -53,7 +54,8 @@ def print_report(report: SoakReport, console: Console, *, all_paths: bool) -> No
     tally = report.tally
     counts = tally.counts
     console.print(
-        f"{tally.runs} run{'s' * (tally.runs != 1)}, {_time(tally.virtual_ns)} of virtual time in {report.seconds:.1f} s: "
+        f"{tally.runs} run{'s' * (tally.runs != 1)}, {_time(tally.virtual_ns)} of virtual time in "
+        f"{report.seconds:.1f} s: "
         f"{counts.get('requests', 0)} requests, {counts.get('jobs', 0)} jobs, {counts.get('output_tokens', 0)} tokens; "
         f"mean output {tally.mean_output:.1f}, {100 * tally.wide_share:.0f} % of jobs with four rows or more",
         highlight=False,

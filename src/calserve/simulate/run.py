@@ -93,6 +93,7 @@ class Run:
         self._result = RunResult()
         self._views: tuple[SessionView, ...] = ()
         self._failed_looks = 0
+        self._ended_unready = 0  # processes in a row that ended before any session was ready
         self._process: ServerProcess | None = None
         self._parts: BoardParts | None = None
         self._device: SimDevice | None = None
@@ -160,7 +161,7 @@ class Run:
         if process.steps.buffer_counts().quarantined:
             self._sometimes.mark("buffers_quarantined")
         for view in process.engine.snapshot(now).sessions:
-            if view.downgrade_reason:
+            if view.downgrade_reason and view.max_in_flight:
                 self._oracle.in_flight_limit(view.session, view.max_in_flight, now)
 
     def _end_era(self) -> None:
@@ -204,7 +205,8 @@ class Run:
         )
 
     def _open_clients(self, era: Era) -> Clients:
-        assert self._device is not None and self._parts is not None
+        assert self._device is not None
+        assert self._parts is not None
         market = self._market(era)
         self._oracle = make_oracle(era, self._parts, _config(era))
         self._device.listener = self._oracle.fact if self._watch is None else self._tell_both
@@ -215,7 +217,8 @@ class Run:
         return self._clients
 
     def _tell_both(self, fact: DeviceFact) -> None:
-        assert self._oracle is not None and self._watch is not None
+        assert self._oracle is not None
+        assert self._watch is not None
         self._oracle.fact(fact)
         self._watch.fact(fact)
 
@@ -230,7 +233,9 @@ class Run:
     # --- the server's life ------------------------------------------------------------------------------
 
     def _start_process(self, era: Era) -> None:
-        assert self._parts is not None and self._device is not None and self._clients is not None
+        assert self._parts is not None
+        assert self._device is not None
+        assert self._clients is not None
         options = self._parts.options(era.server, era.board.sessions)
         durations = Durations(era.pace, stream(self.plan.seed, f"pace/{era.number}/{self._world.now_ns()}"))
         self._sometimes.process_started()
@@ -258,7 +263,8 @@ class Run:
             self._process.post(Load(session, MODEL, self._parts.packages[0].hash))
 
     def _process_ended(self, era: Era, code: int, reason: str) -> None:
-        assert self._clients is not None and self._oracle is not None
+        assert self._clients is not None
+        assert self._oracle is not None
         now = self._world.now_ns()
         self._hash.note(f"process ended at {now}: {code} {reason}")
         self._count(f"exits_{code}")
@@ -267,6 +273,12 @@ class Run:
         self._oracle.process_ended(now, code)
         self._clients.lose_server()
         self._process = None
+        self._ended_unready += 1
+        if self._ended_unready > PATIENCE and self._device is not None:
+            # starting again does not help: a person switches the board off and on
+            self._ended_unready = 0
+            self._count("power_cycles")
+            self._device.reset(ResetScope.BOARD, None)
         if not self._is_ending:
             self._world.after(RESTART_NS, partial(self._restart, era))
 
@@ -325,6 +337,9 @@ class Run:
         for view in views:
             if was.get(view.session) != (view.generation, view.state):
                 self._oracle.session_state(view.session, view.generation, view.state.value, now)
+                if view.state is GenerationState.READY:
+                    self._ended_unready = 0
+                    self._oracle.in_flight_limit(view.session, view.max_in_flight, now)
                 if self._watch is not None:
                     self._watch.session_state(view.session, view.state.value, now)
         self._views = tuple(views)

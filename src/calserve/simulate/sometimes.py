@@ -140,8 +140,11 @@ class Sometimes:
 
     def _reset(self, command: Reset) -> None:
         self.mark("reset")
-        if any(spec.generation == command.generation for spec in self._out.values()):
+        lost = [job for job, spec in self._out.items() if spec.generation == command.generation]
+        if lost:
             self.mark("recovery_with_open_kv_transaction")
+        for job in lost:
+            self._forget(job)
 
     def _job_done(self, event: JobDone) -> None:
         if event.job in self._overdue:

@@ -89,6 +89,8 @@ class SimSession:
                 return fault.value or CalCode.DEVICE_BUSY, None
             if fault := device.plan.visit(FaultPoint.SUBMIT_UNAVAILABLE):
                 return fault.value or CalCode.DEVICE_UNAVAILABLE, None
+            if fault := device.plan.visit(FaultPoint.SUBMIT_UNSUPPORTED):
+                return fault.value or CalCode.NOT_SUPPORTED, None
             ticket = Ticket(next(device.tickets), spec.job, calbin.generation)
             job = Job(
                 ticket=ticket,

@@ -9,7 +9,7 @@ rows); A's at their start with what was asked for, and at their end with what th
 their prompt to others included at its most. The bound of the design is one largest request of each; two more kinds of
 slack stand for what cannot be seen: a request of each on every lane (paid at one end of its life here, at another
 there) and two that were chosen before they were seen. So the bound held here is
-(lanes + 2) x (largest of A / weight of A + largest of B / weight of B).
+(lanes + 3) x (largest of A / weight of A + largest of B / weight of B).
 
 Where a tenant's share of the lanes is capped, B may go ahead without end while A is at its cap. Then only stretches
 in which nothing of A is seen on a lane count: a tenant that waits is not starved.
@@ -109,9 +109,9 @@ class Fairness:
             if other is payer or self.lines.waiting_of(model, name) <= lanes or (self._is_capped and other.running):
                 continue
             lead = other.ahead.get(tenant, 0.0) + answer.paid / payer.weight
-            bound = (lanes + 2) * (max(other.largest, 1) / other.weight + payer.largest / payer.weight)
+            bound = (lanes + 3) * (max(other.largest, 1) / other.weight + payer.largest / payer.weight)
             if other.largest == 0:  # nothing of it was ever seen: its largest is not known, only that it waits
-                bound += (lanes + 2) * self.world.decode_cost_weight * self.world.context / other.weight
+                bound += (lanes + 3) * self.world.decode_cost_weight * self.world.context / other.weight
             if lead > bound:
                 self.findings.add(
                     "I9",

@@ -21,8 +21,9 @@ from calserve.simulate.wall.verdict import (
     model_state,
 )
 
-# A soak whose model was out of service for most of it has shown little, whatever else held.
-IN_SERVICE_MIN = 0.25
+# A soak whose model was out of service for most of it has shown little, whatever else held. Where nothing is made to
+# fail, a busy machine may still miss a look now and then.
+IN_SERVICE_MIN, IN_SERVICE_MIN_SOUND = 0.25, 0.95
 
 
 def conclude(report: WallReport, values: dict[str, float], unsent: int, has_faults: bool) -> None:
@@ -58,7 +59,7 @@ def conclude(report: WallReport, values: dict[str, float], unsent: int, has_faul
 
 def _in_service(samples: Sequence[Sample], has_faults: bool) -> Check:
     """The share of looks at which the model served."""
-    least = IN_SERVICE_MIN if has_faults else 1.0
+    least = IN_SERVICE_MIN if has_faults else IN_SERVICE_MIN_SOUND
     share = sum(model_state(sample.values) == "ready" for sample in samples) / max(1, len(samples))
     return Check("in service", share >= least, f"at least {least:.0%}", f"{share:.0%} of {len(samples)} looks")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 BOARDS = ("sim", "openvino")
 MAX_MINUTES = 7 * 24 * 60
 MAX_RATE = 1000.0
+# Requests a second that each board keeps up with: 16 lanes of 17 ms steps, and a small model on two cores.
+RATES = {"sim": 20.0, "openvino": 4.0}
 
 
 class SoakError(Exception):
@@ -23,7 +25,8 @@ class WallOptions:
 
     out: a directory for `soak-wall.json`, `soak-wall.svg` and the server's log; made if missing.
     board: "sim", or "openvino" with `model`, the directory of a package whose numerics are exact.
-    rate: requests a second, on average. deadline_ms: the server's deadline, short enough that long requests miss it.
+    rate: requests a second, on average; the board's own of `RATES` when None.
+    deadline_ms: the server's deadline, short enough that long requests miss it.
     board_profile, fault_plan, chips: as for `serve`; without a plan one is drawn from the seed.
     has_faults: False runs the simulated board without a plan of ours.
     serve_args: more arguments of `serve`, such as ("--set", "batch.batching_window_us=500").
@@ -34,13 +37,17 @@ class WallOptions:
     board: str = "sim"
     model: Path | None = None
     seed: int = 1
-    rate: float = 20.0
+    rate: float | None = None
     deadline_ms: int = 4000
     board_profile: str | None = None
     fault_plan: Path | None = None
     has_faults: bool = True
     chips: int | None = None
     serve_args: tuple[str, ...] = ()
+
+    @property
+    def requests_per_s(self) -> float:
+        return RATES.get(self.board, 1.0) if self.rate is None else self.rate
 
     def check(self) -> None:
         """Raises SoakError naming the first thing that cannot be."""
@@ -56,7 +63,10 @@ class WallOptions:
                 "--board-profile and --fault-plan are for the simulated board; use them with --board sim.",
             ),
             (not 0 < self.minutes <= MAX_MINUTES, f"--minutes must be in 0..{MAX_MINUTES}, not {self.minutes}."),
-            (not 0 < self.rate <= MAX_RATE, f"--rate must be in 0..{MAX_RATE:.0f} requests a second, not {self.rate}."),
+            (
+                not 0 < self.requests_per_s <= MAX_RATE,
+                f"--rate must be in 0..{MAX_RATE:.0f} requests a second, not {self.requests_per_s}.",
+            ),
             (self.seed < 0, f"--seed must be 0 or more, not {self.seed}."),
             (self.deadline_ms < 100, f"--deadline-ms must be 100 or more, not {self.deadline_ms}."),
         )

@@ -167,7 +167,7 @@ class _Soak:
     ) -> None:
         """Send every arrival at its time, whatever became of those before; then wait for all of them."""
         shown = 0
-        for arrival in arrivals(self.options.seed, self.options.rate, self.options.minutes * 60, cases):
+        for arrival in arrivals(self.options.seed, self.options.requests_per_s, self.options.minutes * 60, cases):
             late = self._began + arrival.at_s - time.monotonic()
             if late > 0:
                 await asyncio.sleep(late)

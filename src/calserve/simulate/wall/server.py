@@ -149,7 +149,7 @@ class ServerProcess:
             while True:
                 code = await self._process.wait()
                 self._note_end(code)
-                if self._is_stopping:
+                if self._is_stopping or not (code == EXIT_UNKNOWN_DMA or self._is_replacing):
                     return
                 await self._start_again()
         finally:
