@@ -111,6 +111,10 @@ def serve(
     ] = None,
     config: Annotated[Optional[Path], typer.Option(help="A calculet-scheduler/v1 file.")] = None,  # noqa: UP045
     override: Annotated[Optional[list[str]], typer.Option("--set", help="section.key=value")] = None,  # noqa: UP045
+    evidence: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="What `calserve prove concurrent-jobs` wrote for this board and package."),
+    ] = None,
     drain: Annotated[float, typer.Option(min=0, max=3600, help="Seconds open streams get at SIGTERM.")] = 10.0,
     log_json: Annotated[bool, typer.Option(help="Log as JSON.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
@@ -129,7 +133,7 @@ def serve(
 
         setup_logs(log_json, log_level)
         flags = BoardFlags(board, model, board_profile, fault_plan, chips)
-        options = ServeOptions(flags, host, port, config, _overrides(override or []), drain)
+        options = ServeOptions(flags, host, port, config, _overrides(override or []), drain, evidence)
         raise typer.Exit(run_serve(options))
 
 
@@ -221,7 +225,7 @@ def bench_worker(
 @app.command()
 def soak(
     seed: Annotated[int, typer.Option(help="What the run is drawn from.")] = 1,
-    hours: Annotated[Optional[float], typer.Option(help="Virtual hours; an hour if neither is given.")] = None,  # noqa: UP045
+    hours: Annotated[Optional[float], typer.Option(help="Virtual hours; one if neither is given.")] = None,  # noqa: UP045
     minutes: Annotated[Optional[float], typer.Option(help="Virtual minutes; real ones with --wall.")] = None,  # noqa: UP045
     seeds: Annotated[int, typer.Option(min=1, max=100_000, help="This many runs, from --seed on.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes, for several seeds.")] = 1,
@@ -232,20 +236,33 @@ def soak(
     check_every: Annotated[int, typer.Option(min=0, help="Turns between full scans of core's invariants.")] = 500,
     shrink: Annotated[bool, typer.Option(help="Make a failing run smaller.")] = True,
     min_requests: Annotated[int, typer.Option(min=0, help="A run with fewer is too weak.")] = 0,
+    wall: Annotated[bool, typer.Option("--wall", help="Real time: the real server over HTTP.")] = False,
+    out: Annotated[Path, typer.Option(help="--wall: where record, plot and log go.")] = Path("soak-wall"),
+    board: Annotated[str, typer.Option(help="--wall: sim or openvino.")] = "sim",
+    model: Annotated[Optional[Path], typer.Option(help="--wall: an exact package, for openvino.")] = None,  # noqa: UP045
+    rate: Annotated[Optional[float], typer.Option(help="--wall: requests a second.")] = None,  # noqa: UP045
+    board_profile: Annotated[str, typer.Option(help="--wall: of the sim board.")] = "",
+    fault_plan: Annotated[Optional[Path], typer.Option(help="--wall: instead of drawn faults.")] = None,  # noqa: UP045
+    chips: Annotated[int, typer.Option(min=0, max=2, help="--wall: chips; 0 for the board's own.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Run the server against the simulated board on virtual time, under faults, and judge it."""
+    """Run the server under faults and judge it: on virtual time, or with --wall on real time."""
     with told_in_one_sentence():
         from calserve.cli.soak import SoakFlags, run_recovery_report, run_replay, run_soak
 
+        if wall:
+            from calserve.cli.soak import WallFlags, run_wall
+
+            flags = WallFlags(seed, hours, minutes, out, board, model, rate, board_profile, fault_plan, chips, as_json)
+            raise typer.Exit(run_wall(flags))
         if replay is not None:
             raise typer.Exit(run_replay(replay, check_every, as_json))
         if report is not None:
             raise typer.Exit(run_recovery_report(report, seed))
-        flags = SoakFlags(
+        virtual = SoakFlags(
             seed, hours, minutes, seeds, jobs, record, records, check_every, shrink, as_json, min_requests
         )
-        raise typer.Exit(run_soak(flags))
+        raise typer.Exit(run_soak(virtual))
 
 
 def main() -> None:

@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from calserve.accept.evidence import CONCURRENT_JOBS, allowed_in_flight, load_evidence
+from calserve.accept.proven import ProvenBoard
 from calserve.api.app import build_app
 from calserve.api.server import bind, serve
 from calserve.cli.boards import BoardFlags, Chosen, chosen_board, read_board
@@ -52,6 +54,7 @@ class ServeOptions:
     config: Path | None
     overrides: Mapping[str, str]
     drain_s: float
+    evidence: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ def run_serve(options: ServeOptions) -> int:
     started = time.monotonic()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options.config, os.environ, options.overrides)
+    evidence = load_evidence(options.evidence) if options.evidence is not None else None
     progress = choose_progress()
     with ExitStack() as held:
         with progress.step("Checking the package"):
@@ -79,7 +83,12 @@ def run_serve(options: ServeOptions) -> int:
         check_profiles(config.scheduler, chosen.package.profiles)
         served = _served_model(chosen.package, config.model_alias or chosen.package.model)
         listening = held.enter_context(closing(_listen(options)))
-        board = held.enter_context(closing(chosen.open()))
+        opened = held.enter_context(closing(chosen.open()))
+        allowed = allowed_in_flight(config.asked_in_flight, opened.describe(), chosen.package.hash, evidence)
+        if isinstance(allowed, str):
+            raise Refusal(allowed)
+        config = replace(config, scheduler=replace(config.scheduler, max_in_flight=allowed))
+        board = ProvenBoard(opened, CONCURRENT_JOBS, str(options.evidence) if allowed > 1 else "")
         check_proofs(config.scheduler, _proven(board))
         sessions = chosen.load_options(config.scheduler.max_in_flight)
         parts = Parts(chosen, served, config, board, sessions, listening, started)

@@ -110,6 +110,48 @@ def run_recovery_report(path: Path, seed: int) -> int:
     return EXIT_FOUND if wrong else 0
 
 
+@dataclass(frozen=True, slots=True)
+class WallFlags:
+    """What the flags of `soak --wall` said."""
+
+    seed: int
+    hours: float | None
+    minutes: float | None
+    out: Path
+    board: str
+    model: Path | None
+    rate: float | None
+    board_profile: str
+    fault_plan: Path | None
+    chips: int
+    as_json: bool
+
+
+def run_wall(flags: WallFlags) -> int:
+    """Exit code: 0 every check in its bounds, 3 not."""
+    from calserve.cli.soak_wall import run_soak_wall
+    from calserve.simulate.wall import WallOptions
+
+    options = WallOptions(
+        out=flags.out,
+        minutes=_minutes(flags.hours, flags.minutes),
+        board=flags.board,
+        model=flags.model,
+        seed=_seed(flags.seed, 1),
+        rate=flags.rate,
+        board_profile=flags.board_profile or None,
+        fault_plan=flags.fault_plan,
+        chips=flags.chips or None,
+    )
+    return run_soak_wall(options, flags.as_json)
+
+
+def _minutes(hours: float | None, minutes: float | None) -> float:
+    if hours is not None and minutes is not None:
+        raise Refusal("--hours and --minutes say the same thing; give one of them.")
+    return 60 * hours if hours is not None else 60.0 if minutes is None else minutes
+
+
 def _seed(seed: int, seeds: int) -> int:
     if not 0 <= seed <= SEED_MAX - seeds:
         raise Refusal(f"--seed is 0 to 2^63-1, not {seed}.")
@@ -117,9 +159,7 @@ def _seed(seed: int, seeds: int) -> int:
 
 
 def _duration_ns(flags: SoakFlags) -> int:
-    if flags.hours is not None and flags.minutes is not None:
-        raise Refusal("--hours and --minutes say the same thing; give one of them.")
-    hours = flags.hours if flags.hours is not None else (60.0 if flags.minutes is None else flags.minutes) / 60
+    hours = _minutes(flags.hours, flags.minutes) / 60
     if not 0 < hours <= HOURS_MAX:  # also false for NaN
         raise Refusal(f"A run lasts more than nothing and at most {HOURS_MAX} hours, not {hours}.")
     return max(MINUTE, int(hours * HOUR))

@@ -86,7 +86,7 @@ class Batch(_Section, frozen=True):
 class Executor(_Section, frozen=True):
     """All but the first two are ours; see `core.config.SchedulerConfig`."""
 
-    max_inflight: Annotated[int, msgspec.Meta(ge=1, le=2)] = _DEFAULT.max_in_flight
+    max_inflight: Annotated[int, msgspec.Meta(ge=1, le=2)] | None = None
     fixed_engine: bool = _DEFAULT.fixed_engine
     execution_deadline_factor: Positive = _DEFAULT.execution_deadline_factor
     execution_deadline_floor_ms: Milliseconds = _DEFAULT.execution_deadline_floor_ns // _NS_PER_MS
@@ -127,10 +127,14 @@ class _File(_Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """What a start needs. model_alias: the name clients use, or None to take the package's own."""
+    """What a start needs. model_alias: the name clients use, or None to take the package's own.
+
+    asked_in_flight: `executor.max_inflight` where the operator set it; None leaves it to the evidence.
+    """
 
     scheduler: SchedulerConfig
     model_alias: str | None = None
+    asked_in_flight: int | None = None
 
 
 def load_config(
@@ -171,7 +175,7 @@ def load_config(
             f"queues.short_prefill_max_tokens ({file.queues.short_prefill_max_tokens})."
         )
     _check_names(file, where)
-    return ServiceConfig(_scheduler(file), file.model_alias)
+    return ServiceConfig(_scheduler(file), file.model_alias, file.executor.max_inflight)
 
 
 def _check_names(file: _File, where: str) -> None:
@@ -271,7 +275,7 @@ def _scheduler(file: _File) -> SchedulerConfig:
         batching_window_ns=file.batch.batching_window_us * _NS_PER_US,
         prefill_chunk_tokens=file.batch.prefill_chunk_tokens,
         tenant_lane_share_percent=file.batch.tenant_lane_share_percent,
-        max_in_flight=file.executor.max_inflight,
+        max_in_flight=file.executor.max_inflight or _DEFAULT.max_in_flight,
         fixed_engine=file.executor.fixed_engine,
         execution_deadline_factor=file.executor.execution_deadline_factor,
         execution_deadline_floor_ns=file.executor.execution_deadline_floor_ms * _NS_PER_MS,

@@ -93,6 +93,7 @@ class Run:
         self._result = RunResult()
         self._views: tuple[SessionView, ...] = ()
         self._failed_looks = 0
+        self._max_in_flight = 1
         self._ended_unready = 0  # processes in a row that ended before any session was ready
         self._process: ServerProcess | None = None
         self._parts: BoardParts | None = None
@@ -237,6 +238,7 @@ class Run:
         assert self._device is not None
         assert self._clients is not None
         options = self._parts.options(era.server, era.board.sessions)
+        self._max_in_flight = era.server.max_in_flight
         durations = Durations(era.pace, stream(self.plan.seed, f"pace/{era.number}/{self._world.now_ns()}"))
         self._sometimes.process_started()
         self._views = ()
@@ -340,6 +342,8 @@ class Run:
                 if view.state is GenerationState.READY:
                     self._ended_unready = 0
                     self._oracle.in_flight_limit(view.session, view.max_in_flight, now)
+                elif view.state is GenerationState.WARMING:  # it is ready before that is told
+                    self._oracle.in_flight_limit(view.session, self._max_in_flight, now)
                 if self._watch is not None:
                     self._watch.session_state(view.session, view.state.value, now)
         self._views = tuple(views)
