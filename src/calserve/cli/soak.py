@@ -14,7 +14,7 @@ from calserve.simulate.plan import HOUR, MINUTE, SEED_MAX, draw_plan
 from calserve.simulate.record import made_here, read_record
 from calserve.simulate.recovery import count_cases, measure_recoveries
 from calserve.simulate.report import plan_text, print_report, recovery_json, recovery_markdown, report_json
-from calserve.simulate.soak import SoakOptions, replay, soak
+from calserve.simulate.soak import SoakOptions, be_quiet, replay, soak
 
 HOURS_MAX = 24 * 366
 SEEDS_MAX = 100_000
@@ -41,6 +41,7 @@ class SoakFlags:
 
 def run_soak(flags: SoakFlags) -> int:
     """Exit code: 0 clean, 3 a violation or a run too weak to prove anything."""
+    be_quiet()
     options = SoakOptions(
         seed=_seed(flags.seed, flags.seeds),
         duration_ns=_duration_ns(flags),
@@ -67,6 +68,7 @@ def run_soak(flags: SoakFlags) -> int:
 
 def run_replay(path: Path, check_every: int, as_json: bool) -> int:
     """Run a record again. Exit code: 0 the same, 3 not."""
+    be_quiet()
     record = read_record(path)
     console = Console(stderr=as_json)
     console.print(plan_text(record.plan, record.made), highlight=False, markup=False, soft_wrap=True)
@@ -96,6 +98,7 @@ def run_recovery_report(path: Path, seed: int) -> int:
     """Measure every kind of fault and write the table: JSON for a name ending in .json, else Markdown."""
     if path.is_dir():
         raise Refusal(f"{path} is a directory; --report takes a file.")
+    be_quiet()
     with choose_progress().step("Faults", count_cases(), "faults") as step:
         rows = measure_recoveries(_seed(seed, 1), lambda: step.advance(1))
     made = made_here()

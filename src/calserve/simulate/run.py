@@ -356,7 +356,7 @@ class Run:
         ends = self._result.ends
         ends[end] = ends.get(end, 0) + 1
         lost = end.startswith(("device_fault", "internal", "process_ended"))
-        if lost and self._is_healed and client.request.submitted_ns > self._healed_ns + HEALING_NS:
+        if lost and self._is_healed and not self._is_ending and client.request.submitted_ns > self._healed_ns + HEALING_NS:
             self._say(f"liveness: {client.request.name} was lost ({end}) after every fault had healed")
 
     def _say(self, sentence: str) -> None:
