@@ -241,7 +241,9 @@ def soak(
     board: Annotated[str, typer.Option(help="--wall: sim or openvino.")] = "sim",
     model: Annotated[Optional[Path], typer.Option(help="--wall: an exact package, for openvino.")] = None,  # noqa: UP045
     rate: Annotated[Optional[float], typer.Option(help="--wall: requests a second.")] = None,  # noqa: UP045
-    board_profile: Annotated[str, typer.Option(help="--wall: of the sim board.")] = "",
+    board_profile: Annotated[str, typer.Option(help="Every era on this kind of sim board, by name or file.")] = "",
+    max_in_flight: Annotated[int, typer.Option(min=0, help="With --board-profile: 1 or 2 jobs.")] = 0,
+    bank: Annotated[str, typer.Option(help="With --board-profile: auto or fixed; each in turn by default.")] = "",
     fault_plan: Annotated[Optional[Path], typer.Option(help="--wall: instead of drawn faults.")] = None,  # noqa: UP045
     chips: Annotated[int, typer.Option(min=0, max=2, help="--wall: chips; 0 for the board's own.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
@@ -260,8 +262,9 @@ def soak(
         if report is not None:
             raise typer.Exit(run_recovery_report(report, seed))
         virtual = SoakFlags(
-            seed, hours, minutes, seeds, jobs, record, records, check_every, shrink, as_json, min_requests
-        )
+            seed, hours, minutes, seeds, jobs, record, records, check_every, shrink, as_json, min_requests,
+            board_profile, max_in_flight, bank,
+        )  # fmt: skip
         raise typer.Exit(run_soak(virtual))
 
 

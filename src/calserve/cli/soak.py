@@ -10,7 +10,8 @@ from rich.console import Console
 
 from calserve.cli.refusals import Refusal
 from calserve.progress import choose_progress
-from calserve.simulate.plan import HOUR, MINUTE, SEED_MAX, draw_plan
+from calserve.simulate.one_board import BoardChoice, doubt_about_choice
+from calserve.simulate.plan import HOUR, MINUTE, SEED_MAX
 from calserve.simulate.record import made_here, read_record
 from calserve.simulate.recovery import count_cases, measure_recoveries
 from calserve.simulate.report import plan_text, print_report, recovery_json, recovery_markdown, report_json
@@ -24,7 +25,8 @@ EXIT_FOUND = 3
 
 @dataclass(frozen=True, slots=True)
 class SoakFlags:
-    """What the flags said. hours, minutes: one of them, or neither for an hour."""
+    """What the flags said. hours, minutes: one of them, or neither for an hour. board_profile: "" for drawn boards;
+    max_in_flight 0 and bank "": not said."""
 
     seed: int
     hours: float | None
@@ -37,6 +39,9 @@ class SoakFlags:
     shrink: bool
     as_json: bool
     min_requests: int = 0
+    board_profile: str = ""
+    max_in_flight: int = 0
+    bank: str = ""
 
 
 def run_soak(flags: SoakFlags) -> int:
@@ -52,10 +57,11 @@ def run_soak(flags: SoakFlags) -> int:
         check_every=flags.check_every,
         is_shrunk=flags.shrink,
         min_requests=flags.min_requests,
+        board=_choice(flags),
     )
     console = Console(stderr=flags.as_json)
     console.print(
-        plan_text(draw_plan(options.seed, options.duration_ns), made_here()),
+        plan_text(options.plan(), made_here()),
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
     report = soak(options, choose_progress())
@@ -153,6 +159,19 @@ def _minutes(hours: float | None, minutes: float | None) -> float:
     if hours is not None and minutes is not None:
         raise Refusal("--hours and --minutes say the same thing; give one of them.")
     return 60 * hours if hours is not None else 60.0 if minutes is None else minutes
+
+
+def _choice(flags: SoakFlags) -> BoardChoice | None:
+    """The board that every era runs on. One job at a time unless two are asked for, as in a server without proof."""
+    if not flags.board_profile:
+        for flag, is_said in (("--max-in-flight", flags.max_in_flight), ("--bank", flags.bank)):
+            if is_said:
+                raise Refusal(f"{flag} is for a run on one board; name it with --board-profile.")
+        return None
+    choice = BoardChoice(flags.board_profile, flags.max_in_flight or 1, flags.bank)
+    if doubt := doubt_about_choice(choice):
+        raise Refusal(doubt)
+    return choice
 
 
 def _seed(seed: int, seeds: int) -> int:

@@ -134,15 +134,17 @@ class EngineSteps:
             fact = facts.popleft()
             now = self.clock()
             commands = self.engine.handle(fact, now)
-            for record in self.recorders:
-                record(now, fact, commands)
-            for command in commands:
-                if isinstance(command, SubmitJob):
-                    facts.append(self._submit(command.spec))
-                elif isinstance(command, ReleaseLane):
-                    self._release_lane(command, facts)
-                else:
-                    later.append(command)
+            try:
+                for command in commands:
+                    if isinstance(command, SubmitJob):
+                        facts.append(self._submit(command.spec))
+                    elif isinstance(command, ReleaseLane):
+                        self._release_lane(command, facts)
+                    else:
+                        later.append(command)
+            finally:  # the board first, who looks on after it; and what was decided is on record whatever came of it
+                for record in self.recorders:
+                    record(now, fact, commands)
         self._tell(later, said)
         for port in self.ports.values():
             port.last_ended_ns = 0  # the board's idle time counts only where work followed at once

@@ -5,18 +5,23 @@ Owns: how a `BoardPlan` becomes a `SimProfile`. Must not know: faults, servers, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from calserve.core.outcomes import Failure, FaultClass
 from calserve.runtime.contract import BoardPackage, Evidence, LoadOptions
-from calserve.runtime.sim import PROFILES, FaultPlan, FaultPoint, SimProfile, random_plan, sim_package
+from calserve.runtime.sim import FaultPlan, FaultPoint, SimProfile, load_profile, random_plan, sim_package
 from calserve.runtime.sim.faults import Fault
+from calserve.runtime.sim.serving import served_sim_package
+from calserve.simulate.alphabet import make_tokenizer, text_of
+from calserve.simulate.bad_packages import bad_package
 from calserve.simulate.plan import BoardPlan, FaultsPlan, ServerPlan
+from calserve.text.tokenizer import Tokenizer
 
 MODEL_NAME = "sim-model"
-BAD_PACKAGE = "no such package"
 
 # Visits of a point in one job; a plan counts in jobs, so that every kind of fault has the same chance.
 _PER_JOB = {FaultPoint.MAP_FAILS: 6, FaultPoint.SLICE_FAILS: 2, FaultPoint.CSR_FAILS: 2, FaultPoint.KV_APPLY_FAILS: 3}
@@ -41,28 +46,45 @@ def fault_plan(plan: FaultsPlan, seed: int) -> FaultPlan:
 
 @dataclass(frozen=True, slots=True)
 class BoardParts:
-    """packages: two of the same model, so that one can replace the other and every token stays the same."""
+    """packages: two of the same model, so that one can replace the other and every token stays the same.
+
+    text_of: the text of a token; None where a character may take several.
+    """
 
     profile: SimProfile
     packages: tuple[BoardPackage, BoardPackage]
+    tokenizer: Tokenizer
+    text_of: Callable[[int], str] | None
+
+    @property
+    def vocab(self) -> int:
+        return self.packages[0].vocab_size
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.packages[0].eos_token_ids
 
     def open_package(self, wanted: str) -> BoardPackage | Failure:
         for package in self.packages:
             if package.hash == wanted:
                 return package
-        return Failure("validate", 10, FaultClass.ARTIFACT, f"there is no package {wanted[:40]}")
+        bad = bad_package(self.packages[0], wanted)
+        return bad or Failure("validate", 10, FaultClass.ARTIFACT, f"there is no package {wanted[:40]}")
 
     def options(self, server: ServerPlan, sessions: int) -> Mapping[str, LoadOptions]:
         chips = range(self.profile.chips)
         if sessions == 1:
-            return {"s0": LoadOptions(tuple(chips), max_in_flight=server.max_in_flight)}
+            spans = self.profile.session_chips
+            return {"s0": LoadOptions(tuple(chips)[: max(spans)], max_in_flight=server.max_in_flight)}
         return {f"s{chip}": LoadOptions((chip,), max_in_flight=server.max_in_flight) for chip in chips}
 
 
 def board_parts(plan: BoardPlan) -> BoardParts:
-    """The profile of `plan` and its packages."""
-    base = PROFILES[plan.base]
+    """The profile of `plan` and its packages. Raises ProfileError where its file says no such board."""
+    base = load_profile(plan.base)
     cut = dict.fromkeys(plan.cut, Evidence.C3)
+    if plan.is_served:
+        return _served_parts(replace(base, capabilities=_with(base, cut, plan.assumes)))
     profile = replace(
         base,
         context=plan.context,
@@ -70,10 +92,26 @@ def board_parts(plan: BoardPlan) -> BoardParts:
         logits_dtype=plan.dtype,
         logits_tile=plan.tile,
         max_in_flight=1 if "concurrent_jobs" in plan.cut else base.max_in_flight,
-        capabilities=MappingProxyType({**base.capabilities, **cut}),
+        capabilities=_with(base, cut, plan.assumes),
         timing=replace(base.timing, decode_ns={n: base.timing.decode_ns[n] for n in plan.profiles}),
     )
     first = sim_package(profile, MODEL_NAME)
-    # Another build of the same model: another hash, the same tokens.
-    second = replace(first, hash=first.hash[::-1])
-    return BoardParts(profile, (first, second))
+    return BoardParts(profile, _builds(first), make_tokenizer(profile.vocab), text_of)
+
+
+def _served_parts(profile: SimProfile) -> BoardParts:
+    """What `calserve serve --board sim` would serve, to the hash; its text files are read once and not kept."""
+    with tempfile.TemporaryDirectory(prefix="calserve-soak-") as root:
+        package = served_sim_package(profile, MODEL_NAME, Path(root))
+        tokenizer = Tokenizer.from_file(package.files["tokenizer"], eos_ids=package.eos_token_ids)
+    package = replace(package, root=Path("sim", MODEL_NAME), files=MappingProxyType({}))
+    return BoardParts(profile, _builds(package), tokenizer, None)
+
+
+def _builds(package: BoardPackage) -> tuple[BoardPackage, BoardPackage]:
+    """A package and another build of the same model: another hash, everything else the same."""
+    return package, replace(package, hash=package.hash[::-1])
+
+
+def _with(base: SimProfile, cut: Mapping[str, Evidence], given: tuple[str, ...]) -> Mapping[str, Evidence]:
+    return MappingProxyType({**base.capabilities, **cut, **dict.fromkeys(given, Evidence.C0)})

@@ -8,7 +8,6 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from calserve.core.config import SchedulerConfig
-from calserve.simulate.alphabet import text_of
 from calserve.simulate.boards import MODEL_NAME, BoardParts
 from calserve.simulate.oracle import Oracle, World
 from calserve.simulate.plan import SECOND, Era
@@ -32,11 +31,11 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
         World(
             models=MappingProxyType({MODEL: MODEL_NAME}),
             sessions=MappingProxyType(dict.fromkeys(sessions, MODEL)),
-            vocab=profile.vocab,
+            vocab=parts.vocab,
             context=profile.context,
             lanes_per_session=profile.lanes,
             max_in_flight=server.max_in_flight,
-            text_of=text_of,
+            text_of=parts.text_of,
             host_slack_ns=host_ns,
             told_slack_ns=host_ns,
             cancel_slack_ns=host_ns,

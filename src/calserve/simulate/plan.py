@@ -25,9 +25,11 @@ def stream(seed: int, purpose: str) -> random.Random:
 
 @dataclass(frozen=True, slots=True)
 class BoardPlan:
-    """The simulated board of an era. base: a shipped profile. cut: abilities taken from it, by capability name.
+    """The simulated board of an era. base: a profile that ships, or a file. cut: abilities taken from it, by
+    capability name; assumes: abilities it is given, as only a proof may.
 
-    sessions: one on each chip, or one over both.
+    sessions: one on each chip, or one over both. is_served: the package is the one a server of this board serves, and
+    the profile is left as it is.
     """
 
     base: str = "assumed-lanes"
@@ -37,11 +39,13 @@ class BoardPlan:
     cut: tuple[str, ...] = ()
     tile: int = 1
     dtype: str = "float32"
+    assumes: tuple[str, ...] = ()
+    is_served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The configuration of an era's server, in the scheduler's own units."""
+    """The configuration of an era's server, in the scheduler's own units. has_tenant_limits: tenants have their own."""
 
     max_in_flight: int = 1
     fixed_engine: bool = False
@@ -58,6 +62,8 @@ class ServerPlan:
     recovery_drain_ns: int = 3 * SECOND
     deadline_default_ns: int = 60 * SECOND
     tenant_lane_share_percent: int = 50
+    lifecycle_deadline_ns: int = 40 * SECOND
+    has_tenant_limits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,9 @@ class Pace:
 class Era:
     """One server configuration on one board: faults first (safety), then none (liveness), then an orderly end.
 
-    keeps_device: the board and its memory are the last era's. crashes: the process is killed at these times after
-    the era's start. unload_at_ns: an operator replaces the package then. 0 for never.
+    keeps_device: the board and its memory are the last era's. Times are after the era's start. crashes_ns: the process
+    is killed. replace_at_ns: another build is loaded over the one that serves. bad_load_at_ns: a bad one is.
+    unload_at_ns: a session is unloaded. oddities: see `oddities`; odd_rate: how much more often they show than usual.
     """
 
     number: int
@@ -135,6 +142,9 @@ class Era:
     crashes_ns: tuple[int, ...] = ()
     replace_at_ns: tuple[int, ...] = ()
     bad_load_at_ns: tuple[int, ...] = ()
+    unload_at_ns: tuple[int, ...] = ()
+    oddities: tuple[str, ...] = ()
+    odd_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +176,7 @@ HABITS = (
     "duplicate_name",
 )
 # Faults that only two jobs in flight can show.
-_PAIRS = ("completion_swapped",)
+PAIRS = ("completion_swapped",)
 _POINTS = (
     "submit_busy", "submit_unavailable", "submit_unsupported", "wait_timeout", "status_ccu_exception", "logits_nan",
     "output_short",
@@ -175,8 +185,14 @@ _POINTS = (
     "kv_apply_fails", "configure_fails", "reset_fails", "counters_wrong", "undo_lost", "logits_inf",
     "completion_misnamed",
 )  # fmt: skip
+# What a board tells that no fault of the device explains: see `oddities`, which has a line for each.
+_ODDITIES = (
+    "status_missing", "status_older", "release_refused", "output_mistyped", "output_flat", "output_few_rows",
+    "output_padded", "buffers_foreign", "graphs_odd", "order_unanswered",
+)  # fmt: skip
+_ODD_SHARE = 0.15
 # Share of the points that are active in one era: few at a time make each other's consequences readable.
-_ACTIVE_SHARE = 0.35
+ACTIVE_SHARE = 0.35
 _MINUTES_A_SHORT_ERA = 4
 
 
@@ -194,7 +210,7 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
     server = _draw_server(r, board)
     is_long = length_ns > _MINUTES_A_SHORT_ERA * 2 * MINUTE
     crashes = tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 0, 1, 2) if is_long else (0, 0, 0, 1)))))
-    points = tuple(p for p in _POINTS if r.random() < _ACTIVE_SHARE and (p not in _PAIRS or server.max_in_flight > 1))
+    points = tuple(p for p in _POINTS if r.random() < ACTIVE_SHARE and (p not in PAIRS or server.max_in_flight > 1))
     traffic = TrafficPlan(
         burst_gap_ns=25 * SECOND if is_long else 10 * SECOND,
         burst_size=r.choice((56, 60, 64)) if is_long else r.choice((10, 24, 40)),

@@ -21,7 +21,6 @@ from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
 from calserve.runtime.sim import SimDevice
 from calserve.runtime.sim.facts import DeviceFact
-from calserve.simulate.alphabet import make_tokenizer
 from calserve.simulate.boards import BAD_PACKAGE, BoardParts, board_parts, fault_plan
 from calserve.simulate.clients import Client, Clients, Listeners, Market
 from calserve.simulate.clock import SoakClock
@@ -195,13 +194,13 @@ class Run:
 
     def _market(self, era: Era) -> Market:
         assert self._parts is not None
-        profile = self._parts.profile
+        parts = self._parts
         return Market(
             seed=self.plan.seed,
-            vocab=profile.vocab,
-            context=profile.context,
-            eos_ids=profile.eos_token_ids,
-            tokenizer=make_tokenizer(profile.vocab),
+            vocab=parts.vocab,
+            context=parts.profile.context,
+            eos_ids=parts.eos_ids,
+            tokenizer=parts.tokenizer,
             deadline_default_ns=era.server.deadline_default_ns,
         )
 
@@ -356,7 +355,8 @@ class Run:
         ends = self._result.ends
         ends[end] = ends.get(end, 0) + 1
         lost = end.startswith(("device_fault", "internal", "process_ended"))
-        if lost and self._is_healed and not self._is_ending and client.request.submitted_ns > self._healed_ns + HEALING_NS:
+        is_late = client.request.submitted_ns > self._healed_ns + HEALING_NS
+        if lost and self._is_healed and is_late and not self._is_ending:
             self._say(f"liveness: {client.request.name} was lost ({end}) after every fault had healed")
 
     def _say(self, sentence: str) -> None:
@@ -380,6 +380,7 @@ class Run:
         self._count("events", self._hash.events)
         self._count("jobs", self._hash.jobs)
         self._count("wide_jobs", self._hash.wide_jobs)
+        self._count("paired_jobs", self._sometimes.paired_jobs)
         if clients is not None:
             self._count("requests", clients.submitted)
             self._count("refused_connections", clients.refused_connections)

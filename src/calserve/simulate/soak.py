@@ -16,11 +16,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from calserve.progress import Progress
+from calserve.simulate.one_board import BoardChoice, plan_on_board, proof_of
 from calserve.simulate.plan import HOUR, RunPlan, draw_plan
 from calserve.simulate.record import Made, Record, made_here, write_record
 from calserve.simulate.run import Run, RunResult
 from calserve.simulate.shrink import kind_of, shrink
-from calserve.simulate.verdict import LONG_RUN_NS, Tally, weaknesses
+from calserve.simulate.verdict import LONG_RUN_NS, WIDE_ROWS, Load, Tally, weaknesses
 
 # Between two full scans of the core's own invariants, in turns of the engine: the oracle judges all the time.
 CHECK_EVERY = 500
@@ -32,8 +33,9 @@ POOLED_MIN = 24
 class SoakOptions:
     """seeds: this many runs, from `seed` on, each `duration_ns` long. records: where failing runs leave theirs.
 
-    record: where a single run leaves its own, clean or not. jobs: processes for several seeds. has_asserts: whether
-    the core's own assertions are scanned beside the oracle.
+    record: where a single run leaves its own, clean or not. jobs: processes for several seeds. check_every: turns
+    between scans of the core's own assertions beside the oracle, 0 for none. board: every era runs on it; None: boards
+    are drawn too.
     """
 
     seed: int
@@ -45,6 +47,12 @@ class SoakOptions:
     check_every: int = CHECK_EVERY
     is_shrunk: bool = True
     min_requests: int = 0
+    board: BoardChoice | None = None
+
+    def plan(self, number: int = 0) -> RunPlan:
+        """The run of the seed `number` after the first."""
+        drawn = draw_plan(self.seed + number, self.duration_ns)
+        return drawn if self.board is None else plan_on_board(drawn, self.board)
 
 
 @dataclass(slots=True)
@@ -86,7 +94,7 @@ def soak(options: SoakOptions, progress: Progress) -> SoakReport:
         elif result.counts.get("requests", 0) < options.min_requests:
             report.weak.append(f"seed {plan.seed}: {result.counts.get('requests', 0)} requests")
     if not report.failed and (options.duration_ns >= LONG_RUN_NS or options.seeds >= POOLED_MIN):
-        report.weak += weaknesses(report.tally)
+        report.weak += weaknesses(report.tally, _load_of(options.plan()))
     report.seconds = time.monotonic() - began
     if options.record is not None and options.seeds == 1:
         report.records.append(options.record)
@@ -94,9 +102,17 @@ def soak(options: SoakOptions, progress: Progress) -> SoakReport:
     return report
 
 
+def _load_of(plan: RunPlan) -> Load:
+    """What its boards can be loaded with at all."""
+    return Load(
+        can_be_wide=any(max(era.board.profiles) >= WIDE_ROWS for era in plan.eras),
+        is_paired=all(era.board.is_served and era.server.max_in_flight > 1 for era in plan.eras),
+    )
+
+
 def run_recorded(plan: RunPlan, made: Made, path: Path, check_every: int, advanced: Callable[[int], None]) -> RunResult:
     """One run whose record stands from the first moment; a crash of the soak itself leaves it, with its reason."""
-    record = Record(plan, made, hours=plan.duration_ns / HOUR)
+    record = Record(plan, made, hours=plan.duration_ns / HOUR, proof=proof_of(plan))
     write_record(record, path)
     run = Run(plan, check_every, advanced)
     try:
@@ -114,7 +130,7 @@ def run_recorded(plan: RunPlan, made: Made, path: Path, check_every: int, advanc
 
 
 def _results(options: SoakOptions, made: Made, progress: Progress) -> Iterator[tuple[RunPlan, RunResult]]:
-    plans = [draw_plan(options.seed + i, options.duration_ns) for i in range(options.seeds)]
+    plans = [options.plan(i) for i in range(options.seeds)]
     if len(plans) == 1:
         minutes = plans[0].duration_ns // 60_000_000_000
         with progress.step("Virtual minutes", minutes, "min") as step:

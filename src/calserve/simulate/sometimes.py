@@ -75,6 +75,7 @@ class Sometimes:
         self._flying: dict[str, int] = {}  # request -> job that has its row
         self._overdue: set[int] = set()
         self.is_one_away = False  # a session recovers while another serves
+        self.paired_jobs = 0  # that went out while another of their session was out
 
     def mark(self, name: str, times: int = 1) -> None:
         self.seen[name] += times
@@ -103,7 +104,8 @@ class Sometimes:
             look(self, event)
         for command in commands:
             if isinstance(command, SubmitJob):
-                self._keep(command.spec)
+                back = event.job if isinstance(event, JobDone | JobFailed | PrepareFailed) else 0
+                self._keep(command.spec, back)
             elif isinstance(command, Finish):
                 self._finish(command, event)
             elif isinstance(command, Reset):
@@ -113,7 +115,12 @@ class Sometimes:
         if isinstance(event, JobDone | JobFailed | PrepareFailed):
             self._forget(event.job)
 
-    def _keep(self, spec: JobSpec) -> None:
+    def _keep(self, spec: JobSpec, back: int) -> None:
+        """back: the job whose return made room for it, 0 for none."""
+        self.paired_jobs += any(
+            number != back and (other.session, other.generation) == (spec.session, spec.generation)
+            for number, other in self._out.items()
+        )
         self._out[spec.job] = spec
         for row in spec.rows:
             self._flying[row.request] = spec.job

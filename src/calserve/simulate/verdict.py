@@ -12,9 +12,21 @@ from calserve.simulate.run import RunResult
 
 MEAN_OUTPUT_MIN = 12.0
 WIDE_SHARE_MIN = 0.25
+WIDE_ROWS = 4
+# Of a run that is to prove two jobs in flight, this share must have had another beside them; ours.
+PAIRED_SHARE_MIN = 0.25
 # Runs shorter than this prove what they prove together with others (`Tally`), not alone.
 LONG_RUN_NS = 12 * HOUR
 REQUESTS_A_DAY_MIN = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a run is held against. can_be_wide: a board of it has a graph of four rows. is_paired: it is to prove two
+    jobs in flight."""
+
+    can_be_wide: bool = True
+    is_paired: bool = False
 
 
 @dataclass(slots=True)
@@ -50,11 +62,16 @@ class Tally:
         return self.counts.get("wide_jobs", 0) / max(1, self.counts.get("jobs", 0))
 
     @property
+    def paired_share(self) -> float:
+        """Of jobs, that went out while another of their session was out."""
+        return self.counts.get("paired_jobs", 0) / max(1, self.counts.get("jobs", 0))
+
+    @property
     def unseen(self) -> list[str]:
         return [name for name, count in self.sometimes.items() if not count]
 
 
-def weaknesses(tally: Tally) -> list[str]:
+def weaknesses(tally: Tally, load: Load = Load()) -> list[str]:
     """Why a long run, or many short ones together, would prove too little; empty when they do not."""
     hours = tally.virtual_ns / HOUR
     wanted = int(REQUESTS_A_DAY_MIN * hours / 24)
@@ -62,8 +79,12 @@ def weaknesses(tally: Tally) -> list[str]:
     checks = (
         (tally.mean_output >= MEAN_OUTPUT_MIN, f"mean output is {tally.mean_output:.1f} tokens, not {MEAN_OUTPUT_MIN}"),
         (
-            tally.wide_share >= WIDE_SHARE_MIN,
+            tally.wide_share >= WIDE_SHARE_MIN or not load.can_be_wide,
             f"{100 * tally.wide_share:.0f} % of jobs have four rows or more, not {100 * WIDE_SHARE_MIN:.0f} %",
+        ),
+        (
+            tally.paired_share >= PAIRED_SHARE_MIN or not load.is_paired,
+            f"{100 * tally.paired_share:.0f} % of jobs had another beside them, not {100 * PAIRED_SHARE_MIN:.0f} %",
         ),
         (
             tally.counts.get("requests", 0) >= wanted,

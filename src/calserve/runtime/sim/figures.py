@@ -46,7 +46,9 @@ class SimProfile:
     """One kind of board together with the calbin it runs.
 
     is_assumed: a board nobody has, made up to show what an ability would be worth. Only such a one may claim proofs.
-    session_chips: how many chips a compiled graph may span. lanes: KV lanes of the largest decode graph.
+    session_chips: how many chips a compiled graph may span.
+    kv_lanes: sequences of KV where decode graphs take the lane of a row as an input; 0 where row i is lane i, and the
+    largest decode graph has one row for each.
     kv_block_tokens: the device writes KV in blocks, so a broken job leaves its whole block undefined.
     banks_overlap / chips_overlap: whether jobs in two banks, or on two chips, run at the same time at all.
     calbins_per_board: 1, or one per chip when 2.
@@ -82,6 +84,7 @@ class SimProfile:
     capabilities: Mapping[str, Evidence]
     sources: Mapping[str, str]
     logits_tile: int = 1
+    kv_lanes: int = 0
     temperature_c: float | None = None
     power_w: float | None = None
     frequency_hz: float | None = None
@@ -101,6 +104,7 @@ class SimProfile:
             (self.profiles[:1] != (1,), "profiles must start with 1"),
             (self.profiles != (1,) and "batch_lanes" not in proven, "profiles beyond 1 need batch_lanes at C0"),
             (set(self.profiles) - set(self.timing.decode_ns), "every profile needs a decode time in decode_ns"),
+            (0 < self.kv_lanes < max(self.profiles, default=1), "kv_lanes must not be fewer than the widest profile"),
             (not self.session_chips, "session_chips must not be empty"),
             (any(not 1 <= n <= self.chips for n in self.session_chips), "session_chips beyond the board's chips"),
             (self.max_in_flight not in (1, 2), "max_in_flight must be 1 or 2: there are two banks"),
@@ -113,7 +117,8 @@ class SimProfile:
 
     @property
     def lanes(self) -> int:
-        return self.profiles[-1]
+        """KV lanes of a session."""
+        return self.kv_lanes or self.profiles[-1]
 
     def proves(self, capability: str) -> bool:
         return self.capabilities.get(capability) is Evidence.C0

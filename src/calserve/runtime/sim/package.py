@@ -38,6 +38,8 @@ def sim_package(profile: SimProfile = ASSUMED_LANES, model: str = "sim-model") -
     graphs = (prefill_graph(profile), *(decode_graph(profile, batch) for batch in profile.profiles))
     key = f"{oracle.model_key(model):016x}"
     identity = repr((profile.name, model, key, graphs, profile.eos_token_ids, profile.weight_bytes))
+    if profile.kv_lanes:  # no graph shows how many there are
+        identity += f"{profile.kv_lanes} lanes"
     return BoardPackage(
         root=Path("sim", model),
         hash=hashlib.sha256(identity.encode()).hexdigest(),
@@ -93,9 +95,15 @@ def prefill_graph(profile: SimProfile) -> GraphContract:
 
 
 def decode_graph(profile: SimProfile, batch: int) -> GraphContract:
-    """`decode_b<batch>`: row i is KV lane i, one token a row. B1 takes its lengths from CSRs, others from tensors."""
+    """`decode_b<batch>`: one token a row. Row i is KV lane i, unless the profile has `kv_lanes`: then that is an input.
+
+    B1 takes its lengths from CSRs, others from tensors.
+    """
     inputs = {name: _int32(name, (batch, 1)) for name in ("tokens", "positions")}
-    policy = None
+    binding, policy = RowBinding.FIXED, None
+    if profile.kv_lanes:
+        binding = RowBinding.FREE
+        inputs["kv_lanes"] = _int32("kv_lanes", (batch,))
     if batch > 1:
         policy = profile.inactive_lane_policy
         inputs |= {name: _int32(name, (batch,)) for name in ("counts", "lengths")}
@@ -111,7 +119,7 @@ def decode_graph(profile: SimProfile, batch: int) -> GraphContract:
             tasks=frozenset({Task.DECODE}),
             batch=batch,
             batch_is_fixed=True,
-            row_binding=RowBinding.FIXED,
+            row_binding=binding,
             max_tokens=profile.context,
             max_row_tokens=1,
             max_job_tokens=batch,

@@ -71,6 +71,7 @@ class _Board(_Section, frozen=True):
     banks_overlap: _Figure[bool]
     chips_overlap: _Figure[bool]
     calbins_per_board: _Figure[Few]
+    kv_lanes: _Figure[Few] | None = None
 
 
 class _Timing(_Section, frozen=True):

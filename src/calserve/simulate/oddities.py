@@ -1,0 +1,205 @@
+"""A board that breaks its own contract now and then: answers that no fault point of the simulated device gives.
+
+Owns: the named oddities, when each shows, and the wrapper of a session that shows them. Must not know: servers, what is
+right. Life: drawn for an era, healed at the end of its safety phase like the device's faults.
+
+The device does not take part: its account of a job stays true, only what the host is told is odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from calserve.core.job import Bank, JobSpec
+from calserve.runtime.contract import (
+    BoardPackage,
+    Code,
+    GraphContract,
+    HostBuffers,
+    JobStatus,
+    KvMirror,
+    LoadOptions,
+    Session,
+    Ticket,
+)
+from calserve.runtime.errors import CalCode
+from calserve.runtime.sim import SimBoard, SimDevice
+from calserve.runtime.sim.session import SimSession
+from calserve.simulate.plan import stream
+
+Array = np.ndarray[Any, Any]
+
+# Mean number of visits between two showings, by oddity: what is visited once a job, a bring-up, an order.
+ODDITIES = {
+    "status_missing": 1500,  # wait: success, and no status
+    "status_older": 200,  # wait: the last completion of an earlier generation once more; then the one waited for
+    "release_refused": 150,  # KV release: code 4, the lane stays held on the device
+    "output_mistyped": 1500,  # output view: another element type
+    "output_flat": 1500,  # output view: another rank
+    "output_few_rows": 1500,  # output view: the first row only
+    "output_padded": 3,  # output view: rows longer than the vocabulary, which is right and must be read as such
+    "buffers_foreign": 12,  # allocate: input memory of another type
+    "graphs_odd": 4,  # configure: a session whose graph is no graph
+    "order_unanswered": 20,  # lifecycle: the driver hangs in a call and never returns
+}
+
+
+class Oddities:
+    """Which oddities an era has, and when each shows. Each has a stream of its own."""
+
+    def __init__(self, names: tuple[str, ...], seed: int, rate: float = 1.0) -> None:
+        """rate: visits in a short era are few, so everything shows so much more often."""
+        self._gaps = {name: max(1, int(ODDITIES[name] / rate)) for name in names}
+        self._streams = {name: stream(seed, f"oddity/{name}") for name in names}
+        self._left = {name: self._draw(name) for name in names}
+        self.fired: dict[str, int] = {}
+
+    def _draw(self, name: str) -> int:
+        return self._streams[name].randint(1, 2 * self._gaps[name])
+
+    def shows(self, name: str) -> bool:
+        """A visit; whether the oddity shows now."""
+        if name not in self._left:
+            return False
+        self._left[name] -= 1
+        if self._left[name] > 0:
+            return False
+        self._left[name] = self._draw(name)
+        self.fired[name] = self.fired.get(name, 0) + 1
+        return True
+
+    def heal(self) -> None:
+        self._left.clear()
+
+
+class OddBoard(SimBoard):
+    """The simulated board whose sessions show `oddities`."""
+
+    def __init__(self, device: SimDevice, oddities: Oddities) -> None:
+        super().__init__(device=device)
+        self._oddities = oddities
+        self._ended: dict[str, JobStatus] = {}  # by session: a completion of some generation of it
+
+    def configure(
+        self, package: BoardPackage, options: LoadOptions, name: str, generation: int
+    ) -> tuple[Code, Session | None]:
+        code, session = super().configure(package, options, name, generation)
+        if not isinstance(session, SimSession):
+            return code, session
+        odd = OddSession(session, self._oddities, self._ended)
+        if self._oddities.shows("graphs_odd"):
+            odd.graphs = {graph: replace(contract, logits_tile=0) for graph, contract in session.graphs.items()}
+        return code, odd
+
+
+class OddBuffers:
+    """`HostBuffers` over those of the device; a job is submitted with the inner ones."""
+
+    def __init__(self, inner: HostBuffers, oddities: Oddities, *, is_foreign: bool) -> None:
+        self.graph = inner.graph
+        self.bank = inner.bank
+        self.inner = inner
+        self._oddities = oddities
+        self._is_foreign = is_foreign
+        self.map = inner.map
+        self.slice = inner.slice
+        self.set_csr = inner.set_csr
+        self.undo_slices = inner.undo_slices
+        self.reset = inner.reset
+
+    def host(self, name: str) -> Array:
+        array = self.inner.host(name)
+        return array.astype(np.int64) if self._is_foreign and name == "tokens" else array
+
+    def output(self, name: str) -> Array:
+        output, shows = self.inner.output(name), self._oddities.shows
+        if shows("output_mistyped"):
+            return output.astype(np.float64)
+        if shows("output_flat"):
+            return output.reshape(-1)
+        if shows("output_few_rows"):
+            return output[:1] if output.ndim == 2 else output[:, :1]
+        if output.ndim == 2 and shows("output_padded"):
+            return np.pad(output, ((0, 0), (0, 5)))
+        return output
+
+
+@dataclass(slots=True)
+class _OddKv:
+    inner: KvMirror
+    oddities: Oddities
+
+    def can_allocate(self, units: int) -> bool:
+        return self.inner.can_allocate(units)
+
+    def apply(self, lane: int, units: tuple[int, ...], length: int) -> Code:
+        return self.inner.apply(lane, units, length)
+
+    def release(self, lane: int) -> Code:
+        return CalCode.INVALID_VALUE if self.oddities.shows("release_refused") else self.inner.release(lane)
+
+
+@dataclass(slots=True)
+class OddSession:
+    """`Session` over the device's; everything that is not odd goes straight through.
+
+    ended: the newest completion of each session, whatever its generation. held: an answer kept back for the next wait.
+    """
+
+    inner: SimSession
+    oddities: Oddities
+    ended: dict[str, JobStatus]
+    name: str = field(init=False)
+    graphs: Mapping[str, GraphContract] = field(init=False)
+    kv: KvMirror = field(init=False)
+    lanes: int = field(init=False)
+    unit_tokens: int = field(init=False)
+    kv_units: int = field(init=False)
+    held: dict[int, tuple[Code, JobStatus | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        inner = self.inner
+        self.name, self.graphs, self.kv = inner.name, inner.graphs, _OddKv(inner.kv, self.oddities)
+        self.lanes, self.unit_tokens, self.kv_units = inner.lanes, inner.unit_tokens, inner.kv_units
+
+    def allocate(self, graph: str, bank: Bank) -> tuple[Code, HostBuffers | None]:
+        code, buffers = self.inner.allocate(graph, bank)
+        if buffers is None:
+            return code, None
+        return code, OddBuffers(buffers, self.oddities, is_foreign=self.oddities.shows("buffers_foreign"))
+
+    def submit(self, spec: JobSpec, buffers: HostBuffers) -> tuple[Code, Ticket | None]:
+        return self.inner.submit(spec, buffers.inner if isinstance(buffers, OddBuffers) else buffers)
+
+    def wait(self, ticket: Ticket, timeout_ns: int) -> tuple[Code, JobStatus | None]:
+        answer = self.held.pop(ticket.number, None) or self.inner.wait(ticket, timeout_ns)
+        code, status = answer
+        if code or status is None:
+            return answer
+        older = self.ended.get(self.name)
+        if older is not None and older.generation < status.generation:
+            if self.oddities.shows("status_older"):
+                self.held[ticket.number] = answer
+                return code, older
+        else:
+            self.ended[self.name] = status
+        return (code, None) if self.oddities.shows("status_missing") else answer
+
+    def is_ready(self, ticket: Ticket) -> bool:
+        return ticket.number in self.held or self.inner.is_ready(ticket)
+
+    def cancel(self, ticket: Ticket) -> Code:
+        return self.inner.cancel(ticket)
+
+    def memory(self) -> Mapping[str, int]:
+        return self.inner.memory()
+
+    def drain(self, timeout_ns: int) -> Code:
+        return self.inner.drain(timeout_ns)
+
+    def close(self) -> Code:
+        return self.inner.close()
