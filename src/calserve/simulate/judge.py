@@ -26,6 +26,9 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
     # a bring-up may fail for now as often as is allowed, be reset as often as the budget has it, and wait for a sibling
     tries_ns = config.backoff_ns(config.max_transient_retries) * 2 + slow_ns + _WARM_UP_NS
     bring_up_ns = (server.max_resets + 2) * tries_ns + drain_ns
+    if "order_unanswered" in era.oddities:  # it hangs for as long as it may, and a drain waits for its answer
+        bring_up_ns += 2 * server.lifecycle_deadline_ns
+        drain_ns += server.lifecycle_deadline_ns
     sessions = parts.options(server, era.board.sessions)
     return Oracle(
         World(
@@ -47,6 +50,12 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
             load_bound_ns=bring_up_ns,
             max_waiting_requests=server.max_waiting_requests,
             max_waiting_prompt_tokens=server.max_waiting_prompt_tokens,
+            tenant_max_waiting_requests=MappingProxyType(
+                {name: policy.max_waiting_requests for name, policy in config.tenants.items()}
+            ),
+            tenant_max_waiting_prompt_tokens=MappingProxyType(
+                {name: policy.max_waiting_prompt_tokens for name, policy in config.tenants.items()}
+            ),
             tenant_weights=MappingProxyType({name: policy.weight for name, policy in config.tenants.items()}),
             decode_cost_weight=config.decode_cost_weight,
             tenant_lane_share_percent=config.tenant_lane_share_percent,

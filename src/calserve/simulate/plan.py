@@ -9,7 +9,7 @@ Each purpose has a random stream of its own, named by a text, so that leaving on
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
@@ -218,6 +218,9 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
         storm_gap_ns=20 * MINUTE if is_long else MINUTE,
         habits=tuple(h for h in HABITS if r.random() < 0.8),
     )
+    x = stream(seed, f"oddities/{number}")
+    server = replace(server, has_tenant_limits=x.random() < 0.25)
+    unloads = x.choice((0, 0, 1, 2)) if is_long else x.choice((0, 0, 0, 1))
     return Era(
         number=number,
         safety_ns=safety_ns,
@@ -231,6 +234,9 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
         crashes_ns=crashes,
         replace_at_ns=tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 1, 1, 2))))),
         bad_load_at_ns=tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 0, 1))))),
+        unload_at_ns=tuple(sorted(x.randrange(safety_ns) for _ in range(unloads))),
+        oddities=tuple(name for name in _ODDITIES if x.random() < _ODD_SHARE),
+        odd_rate=1.0 if is_long else 8.0,
     )
 
 
@@ -255,7 +261,7 @@ def _draw_board(r: random.Random) -> BoardPlan:
         profiles=profiles,
         sessions=sessions,
         cut=cut,
-        tile=16 if is_tiled else 1,
+        tile=r.choice((16, 24)) if is_tiled else 1,
         dtype="bfloat16" if is_tiled or r.random() < 0.3 else "float32",
     )
 

@@ -32,6 +32,7 @@ from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder, Lifecycle
 from calserve.executor.messages import Delivery, Ending, Recorder
 from calserve.runtime.contract import BoardPackage, Code, JobStatus, LoadOptions
 from calserve.runtime.sim import SimBoard, SimDevice
+from calserve.simulate.oddities import OddBoard, Oddities
 from calserve.simulate.paced import BoardSession, Durations, PacedSession
 from calserve.simulate.plan import Pace
 from calserve.simulate.world import Wait, World
@@ -59,6 +60,7 @@ class ProcessParts:
     sessions_changed: Callable[[Many[SessionView]], None]
     ended: Callable[[int, str], None]
     recorders: Many[Recorder] = ()
+    oddities: Oddities | None = None
     check_every: int = 0  # full scans of the core's own invariants, every so many turns; 0 for never
 
 
@@ -76,12 +78,13 @@ class ServerProcess:
     def __init__(self, parts: ProcessParts) -> None:
         self.parts = parts
         self.is_alive = True
-        self.board = SimBoard(device=parts.device)
+        self.board = SimBoard(device=parts.device) if parts.oddities is None else OddBoard(parts.device, parts.oddities)
         self.engine = Engine(parts.config)
         self._inbox: deque[Message] = deque()
         self._orders: deque[LifecycleOrder] = deque()
         self._is_engine_due = False
         self._is_lifecycle_busy = False
+        self._unanswered: LifecycleOrder | None = None  # the lifecycle thread is in a call that does not return
         self._timer_ns: int | None = None
         self._delivered_ns = 0  # the event loop is first in, first out
         self._turns = 0
@@ -256,7 +259,19 @@ class ServerProcess:
         self._is_lifecycle_busy = bool(self._orders)
         if self._orders:
             order = self._orders.popleft()
-            self._later(self._order_ns(order), lambda: self._go_on(self._lifecycle.take(order), None))
+            if self.parts.oddities is not None and self.parts.oddities.shows("order_unanswered"):
+                self._unanswered = order
+                return
+            self._carry_out(order)
+
+    def _carry_out(self, order: LifecycleOrder) -> None:
+        self._later(self._order_ns(order), lambda: self._go_on(self._lifecycle.take(order), None))
+
+    def heal(self) -> None:
+        """A call that hung returns after all, however late."""
+        order, self._unanswered = self._unanswered, None
+        if order is not None:
+            self._carry_out(order)
 
     def _order_ns(self, order: LifecycleOrder) -> int:
         timing = self.parts.device.profile.timing

@@ -16,18 +16,21 @@ from typing import Protocol
 
 from calserve.core.commands import ResetScope
 from calserve.core.config import SchedulerConfig, TenantPolicy
-from calserve.core.events import Load, Shutdown
+from calserve.core.events import Load, Shutdown, Unload
 from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
+from calserve.executor.messages import Inspect
 from calserve.runtime.sim import SimDevice
 from calserve.runtime.sim.facts import DeviceFact
-from calserve.simulate.boards import BAD_PACKAGE, BoardParts, board_parts, fault_plan
+from calserve.simulate.bad_packages import BAD_PACKAGES
+from calserve.simulate.boards import BoardParts, board_parts, fault_plan
 from calserve.simulate.clients import Client, Clients, Listeners, Market
 from calserve.simulate.clock import SoakClock
 from calserve.simulate.judge import MODEL, make_oracle
 from calserve.simulate.oracle import Oracle
+from calserve.simulate.oddities import Oddities
 from calserve.simulate.paced import Durations
-from calserve.simulate.plan import SECOND, Era, RunPlan, stream
+from calserve.simulate.plan import SECOND, Era, RunPlan, ServerPlan, stream
 from calserve.simulate.printing import RecordHash
 from calserve.simulate.process import ProcessParts, ServerProcess
 from calserve.simulate.sometimes import Sometimes
@@ -97,6 +100,7 @@ class Run:
         self._process: ServerProcess | None = None
         self._parts: BoardParts | None = None
         self._device: SimDevice | None = None
+        self._oddities: Oddities | None = None
         self._oracle: Oracle | None = None
         self._clients: Clients | None = None
         self._is_healed = False
@@ -137,6 +141,8 @@ class Run:
             self._world.at(now + at_ns, partial(self._replace, era))
         for at_ns in era.bad_load_at_ns:
             self._world.at(now + at_ns, self._load_bad)
+        for at_ns in era.unload_at_ns:
+            self._world.at(now + at_ns, self._unload)
         self._world.at(now + OPERATOR_NS, partial(self._operate, era, end_ns))
         self._pass_until(safe_ns)
         self._heal()
@@ -158,6 +164,7 @@ class Run:
         """What a server shows of itself, now and then."""
         assert self._oracle is not None
         now = self._world.now_ns()
+        process.post(Inspect(lambda _: None))  # as a scrape of the metrics does
         if process.steps.buffer_counts().quarantined:
             self._sometimes.mark("buffers_quarantined")
         for view in process.engine.snapshot(now).sessions:
@@ -179,6 +186,8 @@ class Run:
         self._hash.note(f"era ended at {self._world.now_ns()}")
         for point, _ in self._device.plan.fired if self._device is not None else ():
             self._result.fired[point.value] = self._result.fired.get(point.value, 0) + 1
+        for name, times in self._oddities.fired.items() if self._oddities is not None else ():
+            self._result.fired[name] = self._result.fired.get(name, 0) + times
         self._result.hashes.append(self._hash.digest)
 
     def _open_board(self, era: Era) -> None:
@@ -191,6 +200,7 @@ class Run:
         assert self._device is not None
         seed = stream(self.plan.seed, f"faults/{era.number}").randrange(1 << 62)
         self._device.plan = self._device.engine.plan = fault_plan(era.faults, seed)
+        self._oddities = Oddities(era.oddities, seed, era.odd_rate) if era.oddities else None
 
     def _market(self, era: Era) -> Market:
         assert self._parts is not None
@@ -226,6 +236,10 @@ class Run:
         """The liveness phase begins: no fault fires any more, so everything must come right."""
         assert self._device is not None
         self._device.plan.heal()
+        if self._oddities is not None:
+            self._oddities.heal()
+        if self._process is not None:
+            self._process.heal()
         self._is_healed = True
         self._healed_ns = self._world.now_ns()
         self._hash.note(f"healed at {self._healed_ns}")
@@ -253,6 +267,7 @@ class Run:
             sessions_changed=self._sessions_changed,
             ended=partial(self._process_ended, era),
             recorders=(self._hash, self._sometimes),
+            oddities=self._oddities,
             check_every=self._check_every,
         )
         now = self._world.now_ns()
@@ -306,7 +321,26 @@ class Run:
 
     def _load_bad(self) -> None:
         if self._process is not None and self._views:
-            self._process.post(Load(self._views[-1].session, MODEL, BAD_PACKAGE))
+            which = stream(self.plan.seed, f"bad/{self._world.now_ns()}").choice(BAD_PACKAGES)
+            self._process.post(Load(self._views[-1].session, MODEL, which))
+
+    def _unload(self) -> None:
+        """An operator takes a session down, sometimes in a hurry, sometimes twice; and loads it again by and by."""
+        if self._process is None or not self._views:
+            return
+        now = self._world.now_ns()
+        r = stream(self.plan.seed, f"unload/{now}")
+        session = r.choice([view.session for view in self._views])
+        self._sometimes.mark("unload")
+        self._process.post(Unload(session, now + r.choice((SECOND // 10, 2 * SECOND, 20 * SECOND))))
+        if r.random() < 0.5:
+            self._world.after(r.randrange(3 * SECOND), partial(self._post, Unload(session, now + 4 * SECOND)))
+        if r.random() < 0.3:
+            self._process.post(Unload("nobody", now))
+
+    def _post(self, event: Unload) -> None:
+        if self._process is not None:
+            self._process.post(event)
 
     def _operate(self, era: Era, end_ns: int) -> None:
         """What a person does about a session that failed: load it again; if that does not help, start afresh; and a
@@ -391,6 +425,12 @@ class Run:
 HEALING_NS = 30 * SECOND  # a recovery that was under way when the faults healed may take so long
 
 
+def _policy(weight: int, server: ServerPlan) -> TenantPolicy:
+    if not server.has_tenant_limits:
+        return TenantPolicy(weight)
+    return TenantPolicy(weight, max_active_requests=5, max_waiting_requests=12, max_waiting_prompt_tokens=1500)
+
+
 def _config(era: Era) -> SchedulerConfig:
     server = era.server
     return SchedulerConfig(
@@ -411,5 +451,6 @@ def _config(era: Era) -> SchedulerConfig:
         tenant_lane_share_percent=server.tenant_lane_share_percent,
         short_prefill_max_tokens=24,
         medium_prefill_max_tokens=96,
-        tenants=MappingProxyType({name: TenantPolicy(weight=weight) for name, weight in WEIGHTS.items()}),
+        lifecycle_deadline_ns=server.lifecycle_deadline_ns,
+        tenants=MappingProxyType({name: _policy(weight, server) for name, weight in WEIGHTS.items()}),
     )

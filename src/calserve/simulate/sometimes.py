@@ -55,6 +55,7 @@ PATHS = {
     "restart_with_device_memory": "a process started on a device that kept its memory",
     "drain_with_work": "a drain began while requests ran",
     "replace_package": "a package was replaced while it served",
+    "unload": "an operator took a session down",
     "bad_package": "a package was refused",
     "roll_back": "the last good package came back",
     "stalled_reader": "a reader stopped reading",
