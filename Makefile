@@ -6,11 +6,14 @@ MODEL  ?= smollm2-135m
 HOST   ?= 127.0.0.1
 PORT   ?= 8000
 ARGS   ?=
+# make soak: virtual hours. make fuzz: examples of each property, where 100 are usual
+HOURS  ?= 24
+EXAMPLES ?= 4000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test lint bench clean
+.PHONY: help serve test lint bench sim soak fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +21,9 @@ help:
 	@echo "make test    set up and run the whole suite"
 	@echo "make lint    format check, lint, strict types"
 	@echo "make bench   served against raw loop and peers, one interleaved run"
+	@echo "make sim     200 seeds of the simulation, 4 virtual minutes each (ARGS for calserve soak)"
+	@echo "make soak    $(HOURS) virtual hours under faults; record and report in build/soak/ (ARGS='--seed N', HOURS=)"
+	@echo "make fuzz    long runs of the property tests and of request bodies (EXAMPLES=$(EXAMPLES))"
 	@echo "make clean   remove the environment and caches (models/ stays)"
 
 $(BIN)/python:
@@ -57,6 +63,20 @@ lint: $(VENV)/.test-stamp
 bench: $(VENV)/.test-stamp $(MODELS)/$(MODEL)/checksums.sha256
 	@source=$$($(BIN)/calserve pull $(MODEL) --cache $(MODELS)/sources) && \
 	  $(BIN)/calserve bench --model $(MODELS)/$(MODEL) --source "$$source" $(ARGS)
+
+sim: $(VENV)/.serve-stamp
+	@exec $(BIN)/calserve soak --minutes 4 --seed 1 --seeds 200 --jobs 2 --min-requests 100 \
+	  --records build/sim $(ARGS)
+
+# The record stands from the first moment; what the run told lies beside it.
+soak: $(VENV)/.serve-stamp
+	@mkdir -p build/soak
+	@$(BIN)/calserve soak --hours $(HOURS) --record build/soak/record.json --records build/soak $(ARGS) \
+	  > build/soak/report.txt; code=$$?; cat build/soak/report.txt; exit $$code
+
+fuzz: $(VENV)/.test-stamp
+	CALSERVE_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz \
+	  tests/props/test_engine_machine.py tests/props/test_kv_machine.py tests/api/test_api_fuzz.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

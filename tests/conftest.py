@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from calserve.package import PackageError, open_package, pull
 from calserve.package.pack import PackOptions, pack
@@ -22,6 +23,8 @@ from calserve.progress import PlainProgress, SilentProgress
 from tiny_model import write_tiny_gguf
 
 ROOT = Path(__file__).parent.parent
+# `--hypothesis-profile fuzz` is what `make fuzz` runs: 40 times the usual examples, each machine's own number scaled.
+settings.register_profile("fuzz", max_examples=int(os.environ.get("CALSERVE_FUZZ_EXAMPLES", "4000")), deadline=None)
 
 
 @pytest.fixture(scope="session")

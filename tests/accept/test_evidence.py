@@ -24,6 +24,7 @@ from calserve.accept.evidence import (
     judge_checks,
     load_evidence,
     load_soak,
+    why_unused,
     write_evidence,
 )
 from calserve.accept.proven import ProvenBoard
@@ -138,6 +139,25 @@ def test_two_in_flight_without_valid_evidence_is_refused_by_name(
     assert said in refused
     assert allowed_in_flight(None, facts, package, evidence) == 1
     assert evidence is None or doubt_about(evidence, facts, package)
+
+
+@pytest.mark.parametrize(
+    ("asked", "package", "evidence", "said"),
+    [
+        (None, HASH, None, ""),
+        (None, HASH, record(), ""),
+        (None, OTHER_HASH, record(), "for package abababababab, not cdcdcdcdcdcd"),
+        (None, HASH, record((SOAK_CHECK,)), "without soak_24h, which two jobs in flight need to be on by default"),
+        (1, OTHER_HASH, record(), ""),
+        (2, HASH, record((SOAK_CHECK,)), ""),
+    ],
+)
+def test_evidence_that_leaves_a_server_at_one_says_why(
+    asked: int | None, package: str, evidence: EvidenceRecord | None, said: str
+) -> None:
+    why = why_unused(asked, FACTS, package, evidence)
+    assert said in why
+    assert bool(why) == bool(said)
 
 
 def test_three_in_flight_are_refused_whatever_the_evidence() -> None:

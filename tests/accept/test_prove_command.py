@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,32 @@ def test_prove_with_wrong_flags_is_refused_in_one_sentence(
     assert said in output
     assert output.count("\n") == 1
     assert not (tmp_path / "evidence.json").exists()
+
+
+def test_prove_trace_opens_as_json_and_shows_both_banks_at_work_at_once(tmp_path: Path) -> None:
+    """Chrome's format: complete events with begin and length in microseconds; PING's compute runs while PONG moves."""
+    trace = tmp_path / "deep" / "trace.json"
+    board = ("--board", "sim", "--board-profile", "assumed-pingpong")
+    _, said = run(*board, "--out", str(tmp_path / "e.json"), "--trace", str(trace), *SHORT)
+    assert f"trace: {trace}" in said.replace("\n", "")
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    spans = {
+        bank: [(e["ts"], e["ts"] + e["dur"], e["cat"], e["pid"]) for e in events if e["args"]["bank"] == bank]
+        for bank in ("PING", "PONG")
+    }
+    together = [
+        (one, other)
+        for one in spans["PING"]
+        for other in spans["PONG"]
+        if one[3] == other[3] and min(one[1], other[1]) > max(one[0], other[0])
+    ]
+    assert {(one[2], other[2]) for one, other in together} >= {("compute", "h2d"), ("h2d", "compute")}
+    assert ("compute", "compute") not in {(one[2], other[2]) for one, other in together}
+
+
+def test_prove_that_never_ran_two_says_there_is_no_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    board = ("--board", "sim", "--board-profile", "calculet-2chip")
+    _, said = run(*board, "--out", str(tmp_path / "e.json"), "--trace", str(trace), *SHORT)
+    assert "no trace: no run with two jobs in flight came to its end" in said
+    assert not trace.exists()

@@ -41,6 +41,7 @@ CASES = {
     "openvino-1chip": _openvino(1),
     "openvino-2chip": _openvino(2),
     "sim-assumed-lanes": _sim("assumed-lanes"),
+    "sim-assumed-pingpong": _sim("assumed-pingpong"),
     "sim-calculet-2chip": _sim("calculet-2chip"),
 }
 

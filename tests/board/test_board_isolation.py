@@ -41,9 +41,11 @@ def arrange(hand: Hand, target: Line, mates: Sequence[Line], place: int) -> list
 
 
 def check_alone_equals_batched(hand: Hand, case: BoardCase, places: Sequence[int]) -> None:
-    """The target's logits in every lane of `places`, with 0 to lanes-1 mates, against those it had alone."""
+    """The target's logits in every lane of `places`, with as many mates as a graph has rows, against those it had
+    alone."""
     ids = prompt(case.package, TARGET_LENGTH)
     lines = [hand.line(lane) for lane in range(hand.session.lanes)]
+    widest = max(g.profile.batch for g in hand.session.graphs.values() if Task.DECODE in g.profile.tasks)
     alone = None
     for place in places:
         for line in lines:
@@ -55,7 +57,7 @@ def check_alone_equals_batched(hand: Hand, case: BoardCase, places: Sequence[int
         others = [line for line in lines if line is not target]
         if alone is None:
             alone = bits(hand.again([target], [7])[0])
-        for count in range(len(lines)):
+        for count in range(min(widest, len(lines))):
             rows = arrange(hand, target, others[:count], min(place, count))
             logits = hand.again(rows, [7 if line is target else 11 + line.lane for line in rows])
             assert bits(logits[rows.index(target)]) == alone, f"{count} mates, lane {place}"

@@ -11,7 +11,7 @@ from core_rig import EVERYTHING, MS, Rig, lane_facts, paged_facts, submits
 
 from calserve.core.board import SessionFacts
 from calserve.core.config import SchedulerConfig, TenantPolicy
-from calserve.core.events import Cancel, CancelCause
+from calserve.core.events import Cancel, CancelCause, JobSubmitted
 from calserve.core.job import Bank, LogitsWanted, Task
 from calserve.core.outcomes import FaultClass, RowEnd
 from calserve.core.plan import budget_beside
@@ -293,6 +293,18 @@ def test_window_open_waits_and_its_end_always_sends() -> None:
     assert rig.engine.next_deadline_ns() == 15 * MS
     assert submits(rig.tick(14 * MS)) == []
     assert [row.request for row in submits(rig.tick(15 * MS))[0].rows] == ["r1"]
+
+
+def test_window_whose_end_passes_while_the_board_takes_a_job_is_no_idle_board_and_its_tick_sends() -> None:
+    """That a job was taken plans nothing, so between it and the tick that is due the window is over and still there."""
+    config = SchedulerConfig(batching_window_ns=5 * MS, max_in_flight=2)
+    rig = Rig(config, paged_facts(max_in_flight=2, proven=EVERYTHING | {"concurrent_jobs"})).up()
+    rig.submit("a")
+    assert len(submits(rig.tick(5 * MS))) == 1
+    rig.at(6 * MS).submit("b")
+    rig.at(12 * MS).send(JobSubmitted(1, 1))
+    assert rig.engine.next_deadline_ns() == 11 * MS
+    assert [[row.request for row in spec.rows] for spec in submits(rig.tick(12 * MS))] == [["b"]]
 
 
 def test_window_a_full_batch_goes_at_once() -> None:

@@ -1,4 +1,4 @@
-"""The core rig is shared: `tests/core/core_rig.py`."""
+"""The core rig is shared: `tests/core/core_rig.py`. How many examples a machine takes follows the profile."""
 
 import sys
 from pathlib import Path

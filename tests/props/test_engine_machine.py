@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from budget import examples
 from core_rig import EVERYTHING, fault, lane_facts, paged_facts
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -386,7 +387,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=examples(250),
     stateful_step_count=45,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from budget import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -161,5 +162,5 @@ class KvMachine(RuleBasedStateMachine):
             assert self.ledger.lanes[index].state is LaneState.UNKNOWN
 
 
-KvMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+KvMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestKvMachine = KvMachine.TestCase

@@ -233,3 +233,14 @@ def test_sibling_sessions_are_told_apart_by_name_and_chips() -> None:
         (FactKind.RESET, "", (1,)),
         (FactKind.RELEASED, "chip1", (1,)),
     ]
+
+
+def test_submit_of_memory_that_a_job_holds_is_refused_and_told() -> None:
+    rig, facts = listened(max_in_flight=2)
+    rig.board.device.clock.auto_advance = False
+    spec = rig.spec("decode_b4", [row_of(0, 0, 1)])
+    _, buffers = rig.start(spec, [[5]])
+    facts.clear()
+    code, ticket = rig.session.submit(replace(spec, job=spec.job + 1), buffers)
+    assert (int(code), ticket) == (17, None)
+    assert [(fact.kind, fact.session, fact.generation) for fact in facts] == [(FactKind.HELD, "s", 1)]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from calserve.core.board import RowBinding
 from calserve.runtime.contract import CAPABILITIES, Evidence
-from calserve.runtime.sim import PROFILES, ProfileError, SimBoard, load_profile
+from calserve.runtime.sim import PROFILES, ProfileError, SimBoard, load_profile, sim_package
 from calserve.runtime.sim import profile as profile_module
 
 SHIPPED = Path(profile_module.__file__).parent / "profiles"
@@ -41,7 +42,8 @@ def sentence_of(path: Path | str) -> str:
 
 
 def test_profiles_that_ship_are_the_files_under_their_own_names() -> None:
-    assert {path.stem for path in SHIPPED.iterdir()} == set(PROFILES) == {"assumed-lanes", "calculet-2chip"}
+    shipped = {"assumed-lanes", "assumed-pingpong", "calculet-2chip"}
+    assert {path.stem for path in SHIPPED.iterdir()} == set(PROFILES) == shipped
     assert all(profile.name == name for name, profile in PROFILES.items())
     assert load_profile("calculet-2chip") is PROFILES["calculet-2chip"]
 
@@ -55,6 +57,33 @@ def test_calculet_file_states_every_capability_and_proves_none() -> None:
     assert {name: state.name for name, state in profile.capabilities.items()} == stated
     assert profile.logits_tile == 16
     assert profile.sources["logits_tile"].startswith("seed 003, section 4.1")
+
+
+def test_profile_with_kv_lanes_binds_decode_rows_freely_and_no_other_does() -> None:
+    """Eight sequences of KV and rows for four: the lane of a row is an input, in B1 as in B4."""
+    free = PROFILES["assumed-pingpong"]
+    assert (free.lanes, free.profiles, free.is_assumed) == (8, (1, 4), True)
+    package = sim_package(free)
+    assert package.max_lanes == 8
+    assert {g.name: g.profile.row_binding for g in package.graphs} == dict.fromkeys(
+        ("prefill_b1", "decode_b1", "decode_b4"), RowBinding.FREE
+    )
+    assert all(g.inputs["kv_lanes"].shape == (g.profile.batch,) for g in package.graphs)
+    fixed = sim_package(PROFILES["assumed-lanes"])
+    assert {g.profile.row_binding for g in fixed.graphs if g.name != "prefill_b1"} == {RowBinding.FIXED}
+    assert not any("kv_lanes" in g.inputs for g in fixed.graphs if g.name != "prefill_b1")
+
+
+def test_packages_of_boards_that_differ_in_kv_lanes_have_hashes_of_their_own() -> None:
+    free = PROFILES["assumed-pingpong"]
+    assert sim_package(free).hash != sim_package(replace(free, kv_lanes=6)).hash
+
+
+def test_pingpong_profile_assumes_every_time_and_declares_two_jobs_without_a_proof() -> None:
+    free = PROFILES["assumed-pingpong"]
+    times = {field.name for field in fields(free.timing)}
+    assert all(free.sources[name].startswith("assumed: ") for name in times)
+    assert free.capabilities["concurrent_jobs"] is Evidence.C1
 
 
 def test_file_of_ones_own_is_the_profile_it_says(tmp_path: Path) -> None:
@@ -115,6 +144,8 @@ def figure(*keys: str, value: object) -> Callable[[dict[str, Any]], None]:
         (figure("board", "profiles", value=[4, 1]), ["profiles must ascend"]),
         (figure("board", "profiles", value=[1, 32]), ["decode_ns"]),
         (figure("board", "profiles", value=list(range(1, 30))), ["board.profiles.value"]),
+        (figure("board", "kv_lanes", value=8), ["kv_lanes", "widest profile"]),
+        (figure("board", "kv_lanes", value=0), ["board.kv_lanes.value"]),
         (figure("board", "vocab", value=100), ["vocab must be a power of two"]),
         (figure("board", "eos_token_ids", value=[64]), ["eos_token_ids"]),
         (figure("board", "logits_dtype", value="float16"), ["board.logits_dtype.value", "float16"]),

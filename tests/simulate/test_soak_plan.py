@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from calserve.simulate.oddities import ODDITIES
 from calserve.simulate.plan import HABITS, HOUR, MINUTE, FaultsPlan, RunPlan, draw_plan
 from calserve.simulate.record import Made, Record, RecordError, read_record, write_record
-from calserve.simulate.run import RunResult
+from calserve.simulate.result import RunResult
 from calserve.simulate.shrink import kind_of, shrink
 
 MADE = Made("0123456789abcdef", "0.1.0", "3.11.7")
@@ -35,6 +36,9 @@ def test_plans_of_many_seeds_have_every_habit_board_and_fault() -> None:
     assert {habit for era in eras for habit in era.traffic.habits} == set(HABITS)
     assert {era.board.base for era in eras} == {"assumed-lanes", "calculet-2chip"}
     assert {era.server.max_in_flight for era in eras} == {1, 2}
+    assert {era.server.has_tenant_limits for era in eras} == {False, True}
+    assert {oddity for era in eras for oddity in era.oddities} == set(ODDITIES)
+    assert any(era.unload_at_ns for era in eras)
     from calserve.runtime.sim import FaultPoint
 
     assert {point for era in eras for point in era.faults.points} == {point.value for point in FaultPoint}
@@ -100,6 +104,22 @@ def test_shrink_keeps_what_fails_and_drops_the_rest() -> None:
     assert [era.faults.points for era in small.eras] == [("submit_busy",)]
     assert small.eras[0].traffic.habits == ("stall",)
     assert small.eras[0].safety_ns < 60_000_000_000
+
+
+def test_shrink_of_what_needs_two_eras_makes_each_smaller() -> None:
+    """What a process left on the board and another one finds: neither era can go, and both can lose what is odd."""
+    first, second = draw_plan(11, 2 * HOUR).eras
+    odd = replace(first, oddities=("status_missing", "graphs_odd"), unload_at_ns=(1,))
+    plan = RunPlan(11, (odd, replace(second, keeps_device=True, oddities=("output_flat",))))
+
+    def run(candidate: RunPlan) -> RunResult:
+        needs = len(candidate.eras) == 2 and "graphs_odd" in candidate.eras[0].oddities
+        return RunResult(violations=["I4: planted"] if needs else [])
+
+    small = shrink(plan, "I4", attempts=400, run=run)
+    assert [era.oddities for era in small.eras] == [("graphs_odd",), ()]
+    assert [era.unload_at_ns for era in small.eras] == [(), ()]
+    assert [era.traffic.habits for era in small.eras] == [(), ()]
 
 
 def test_shrink_stops_at_its_bound() -> None:

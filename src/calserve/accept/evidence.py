@@ -207,6 +207,17 @@ def allowed_in_flight(
     return f"executor.max_inflight is {asked}, but the capability {CONCURRENT_JOBS} is not proven here: {doubt}."
 
 
+def why_unused(asked: int | None, facts: BoardFacts, package_hash: str, evidence: EvidenceRecord | None) -> str:
+    """Why evidence that was given leaves a server at one job in flight, for people; "" where it does not, or where one
+    was asked for."""
+    if evidence is None or asked is not None:
+        return ""
+    doubt = doubt_about(evidence, facts, package_hash)
+    if not doubt and not evidence.has_soak:
+        doubt = f"the evidence is without {SOAK_CHECK}, which two jobs in flight need to be on by default"
+    return doubt
+
+
 def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     name = min(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
     return f"{name} {theirs.get(name, 'unknown')}, not {ours.get(name, 'unknown')}"

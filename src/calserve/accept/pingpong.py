@@ -35,7 +35,7 @@ from calserve.accept.evidence import (
 from calserve.accept.overlap import measure_overlap
 from calserve.core.job import Bank
 from calserve.progress import Progress
-from calserve.runtime.contract import Board, BoardFacts, BoardPackage, Evidence, LoadOptions, Session
+from calserve.runtime.contract import Board, BoardFacts, BoardPackage, Evidence, LoadOptions, Session, TraceSpan
 
 # Seed 003, sections 13.1 and 13.3.
 TOKENS_MIN = 1000
@@ -69,10 +69,12 @@ class PingPongOptions:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """stopped: the sentence of the step that ended the run early, or ""."""
+    """stopped: the sentence of the step that ended the run early, or "". spans: the board's trace of the jobs on
+    which overlap was measured, to be looked at; empty where the run did not come so far."""
 
     evidence: EvidenceRecord
     stopped: str = ""
+    spans: tuple[TraceSpan, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ def run_pingpong(board: Board, package: BoardPackage, options: PingPongOptions, 
     facts = board.describe()
     checks: list[Check] = []
     stopped = ""
+    spans: list[TraceSpan] = []
     load = LoadOptions(chips=options.chips, numerics=package.numerics, max_in_flight=JOBS_PROVEN)
     code, session = board.configure(package, load, _SESSION, _GENERATION)
     if session is None:
@@ -104,6 +107,7 @@ def run_pingpong(board: Board, package: BoardPackage, options: PingPongOptions, 
     else:
         try:
             proof = _Proof(board, session, package, options, progress)
+            spans = proof.spans
             for mode in BANK_MODES:
                 checks.append(proof.check_correct(mode))
             checks += proof.check_speed()
@@ -113,7 +117,7 @@ def run_pingpong(board: Board, package: BoardPackage, options: PingPongOptions, 
             stopped = f"close gave code {code}"
     if options.soak is not None:
         checks.append(check_soak(options.soak, facts, package.hash))
-    return Report(_record(facts, package, options, tuple(checks)), stopped)
+    return Report(_record(facts, package, options, tuple(checks)), stopped, tuple(spans))
 
 
 def _record(
@@ -151,6 +155,7 @@ class _Proof:
         self._package = package
         self._options = options
         self._progress = progress
+        self.spans: list[TraceSpan] = []
         self._batches = board.describe().capabilities.get("batch_lanes") is Evidence.C0
         self._driver = Driver(session, _GENERATION, options.clock, options.spend)
         rows = options.rows or self._most_rows()
@@ -266,7 +271,9 @@ class _Proof:
     def _overlap(self, mode: str, first_job: int, since_ns: int) -> Check:
         """Per bank, on the chip where it is least. A board that shows no bank of its choice is judged as a whole."""
         asked = {job: bank for job, bank in self._driver.jobs.items() if job >= first_job}
-        chips = measure_overlap(self._board.trace(since_ns), asked)
+        seen_spans = [span for span in self._board.trace(since_ns) if span.job in asked]
+        self.spans += seen_spans
+        chips = measure_overlap(seen_spans, asked)
         seen = {bank for chip in chips.values() for bank in chip.busy_ns}
         banks = (Bank.AUTO,) if mode == "auto" and Bank.AUTO in seen else (Bank.PING, Bank.PONG)
         figures: dict[str, Figure] = {

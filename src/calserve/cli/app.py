@@ -195,12 +195,16 @@ def prove_concurrent_jobs(
     steps: Annotated[int, typer.Option(min=2, help="Timed decode steps of each set in each run.")] = 200,
     repeats: Annotated[int, typer.Option(min=1, max=100)] = 5,
     rows: Annotated[int, typer.Option(min=0, help="Sequences of a set; 0: half the lanes, or one.")] = 0,
+    trace: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Also write the board's trace of two jobs in flight here, for Perfetto."),
+    ] = None,
 ) -> None:
     """Two jobs in flight: right tokens, a trace that overlaps, and a gain. Exit code 3 when it is not proven."""
     with told_in_one_sentence():
         from calserve.cli.prove import ProveFlags, run_prove
 
-        flags = ProveFlags(model, board_profile, soak, out, tokens, steps, repeats, rows)
+        flags = ProveFlags(model, board_profile, soak, out, tokens, steps, repeats, rows, trace)
         raise typer.Exit(run_prove(flags, board))
 
 

@@ -28,7 +28,8 @@ EXIT_NOT_PROVEN = 3
 
 @dataclass(frozen=True, slots=True)
 class ProveFlags:
-    """What the flags said. model: a package directory, or with `profile` the simulated model's name."""
+    """What the flags said. model: a package directory, or with `profile` the simulated model's name. trace: where the
+    board's trace of two jobs in flight is to go."""
 
     model: str | None
     profile: str | None
@@ -38,6 +39,7 @@ class ProveFlags:
     steps: int
     repeats: int
     rows: int
+    trace: Path | None = None
 
 
 def run_prove(flags: ProveFlags, board_name: str | None) -> int:
@@ -65,7 +67,10 @@ def run_prove(flags: ProveFlags, board_name: str | None) -> int:
         )
         report = run_pingpong(held.enter_context(closing(board)), package, options, choose_progress())
     write_evidence(report.evidence, flags.out)
-    print_report(report, Console())
+    console = Console()
+    print_report(report, console)
+    if flags.trace is not None:
+        _write_trace(report, flags.trace, console)
     return 0 if report.evidence.state == "C0" else EXIT_NOT_PROVEN
 
 
@@ -82,6 +87,18 @@ def _simulated(flags: ProveFlags, held: ExitStack) -> tuple[Board, BoardPackage,
     clock = VirtualClock()
     timing = PingPongOptions(clock.now_ns, lambda: clock.spend(SIM_HOST_NS), chips=next(iter(sessions.values())))
     return SimBoard(profile, clock=clock), package, timing
+
+
+def _write_trace(report: Report, path: Path, console: Console) -> None:
+    """Chrome/Perfetto JSON of what overlap was measured on; nothing where the run did not come so far."""
+    from calserve.runtime.sim.chrome_trace import chrome_trace
+
+    if not report.spans:
+        console.print("no trace: no run with two jobs in flight came to its end", highlight=False, markup=False)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(chrome_trace(report.spans), encoding="utf-8")
+    console.print(f"trace: {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_report(report: Report, console: Console) -> None:

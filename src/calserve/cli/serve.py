@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from calserve.accept.evidence import CONCURRENT_JOBS, allowed_in_flight, load_evidence
+from calserve.accept.evidence import CONCURRENT_JOBS, allowed_in_flight, load_evidence, why_unused
 from calserve.accept.proven import ProvenBoard
 from calserve.api.app import build_app
 from calserve.api.server import bind, serve
@@ -42,6 +42,7 @@ from calserve.text.tokenizer import Tokenizer
 # The engine and the completion thread hand over 50-100 times a second; the default of 5 ms between switches
 # would stand in every hand-over while the event loop is busy.
 SWITCH_INTERVAL_S = 0.0005
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ def run_serve(options: ServeOptions) -> int:
         allowed = allowed_in_flight(config.asked_in_flight, opened.describe(), chosen.package.hash, evidence)
         if isinstance(allowed, str):
             raise Refusal(allowed)
+        if doubt := why_unused(config.asked_in_flight, opened.describe(), chosen.package.hash, evidence):
+            _log.warning("%s is not used, one job in flight: %s", options.evidence, doubt)
         config = replace(config, scheduler=replace(config.scheduler, max_in_flight=allowed))
         board = ProvenBoard(opened, CONCURRENT_JOBS, str(options.evidence) if allowed > 1 else "")
         check_proofs(config.scheduler, _proven(board))

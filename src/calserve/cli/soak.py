@@ -10,7 +10,7 @@ from rich.console import Console
 
 from calserve.cli.refusals import Refusal
 from calserve.progress import choose_progress
-from calserve.simulate.one_board import BoardChoice, doubt_about_choice
+from calserve.simulate.one_board import BoardChoice, doubt_about_choice, doubt_about_replay
 from calserve.simulate.plan import HOUR, MINUTE, SEED_MAX
 from calserve.simulate.record import made_here, read_record
 from calserve.simulate.recovery import count_cases, measure_recoveries
@@ -47,6 +47,8 @@ class SoakFlags:
 def run_soak(flags: SoakFlags) -> int:
     """Exit code: 0 clean, 3 a violation or a run too weak to prove anything."""
     be_quiet()
+    if flags.record is not None and flags.seeds > 1:
+        raise Refusal("--record keeps one run; of several --seeds, those that fail leave their records in --records.")
     options = SoakOptions(
         seed=_seed(flags.seed, flags.seeds),
         duration_ns=_duration_ns(flags),
@@ -59,6 +61,8 @@ def run_soak(flags: SoakFlags) -> int:
         min_requests=flags.min_requests,
         board=_choice(flags),
     )
+    if flags.record is not None:
+        _check_writable(flags.record, "--record")
     console = Console(stderr=flags.as_json)
     console.print(
         plan_text(options.plan(), made_here()),
@@ -76,6 +80,8 @@ def run_replay(path: Path, check_every: int, as_json: bool) -> int:
     """Run a record again. Exit code: 0 the same, 3 not."""
     be_quiet()
     record = read_record(path)
+    if doubt := doubt_about_replay(record.plan, record.proof):
+        raise Refusal(f"{path}: {doubt}")
     console = Console(stderr=as_json)
     console.print(plan_text(record.plan, record.made), highlight=False, markup=False, soft_wrap=True)
     done = replay(record, choose_progress(), check_every)
@@ -102,14 +108,13 @@ def run_replay(path: Path, check_every: int, as_json: bool) -> int:
 
 def run_recovery_report(path: Path, seed: int) -> int:
     """Measure every kind of fault and write the table: JSON for a name ending in .json, else Markdown."""
-    if path.is_dir():
-        raise Refusal(f"{path} is a directory; --report takes a file.")
+    _seed(seed, 1)
+    _check_writable(path, "--report")
     be_quiet()
     with choose_progress().step("Faults", count_cases(), "faults") as step:
-        rows = measure_recoveries(_seed(seed, 1), lambda: step.advance(1))
+        rows = measure_recoveries(seed, lambda: step.advance(1))
     made = made_here()
     text = json.dumps(recovery_json(rows), indent=1) if path.suffix == ".json" else recovery_markdown(rows, made, seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     wrong = [row for row in rows if row.violations]
     console = Console()
@@ -172,6 +177,17 @@ def _choice(flags: SoakFlags) -> BoardChoice | None:
     if doubt := doubt_about_choice(choice):
         raise Refusal(doubt)
     return choice
+
+
+def _check_writable(path: Path, flag: str) -> None:
+    """Before anything runs: what took minutes would be lost for want of a place."""
+    if path.is_dir():
+        raise Refusal(f"{path} is a directory; {flag} takes a file.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise Refusal(f"{path.parent} is no directory, so {flag} cannot put a file there.") from None
+    path.open("a").close()
 
 
 def _seed(seed: int, seeds: int) -> int:

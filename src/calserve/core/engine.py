@@ -55,6 +55,7 @@ class Engine:
         self._out = Outbox()
         self._jobs = 0
         self._now_ns = 0
+        self._planned_ns = 0  # when work was last planned: what is due since then has its Tick
         self.supervisor = Supervisor(config, self._out, self._next_job)
 
     def _next_job(self) -> int:
@@ -72,6 +73,7 @@ class Engine:
             # It frees nothing and makes nobody ready, so there is nothing to plan; what is due has its Tick.
             self._on_job_event(event, now_ns)
             return self._out.take()
+        self._planned_ns = now_ns
         sessions = self.supervisor.sessions.values()
         for session in sessions:
             session.expire(now_ns)
@@ -97,7 +99,7 @@ class Engine:
 
     def check_invariants(self) -> None:
         """Full scan; raises AssertionError naming the invariant. Call between `handle` calls."""
-        invariants.check(self.supervisor, self._out.counters, self._now_ns)
+        invariants.check(self.supervisor, self._out.counters, self._planned_ns)
 
     def check_invariants_light(self) -> None:
         """The counts alone, without a look at any request, lane or unit: cheap enough for every event of a long run."""

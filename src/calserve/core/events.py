@@ -82,7 +82,10 @@ class PrepareFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """Code and status were both good and every output was checked. `rows` follows the spec's row order."""
+    """Code and status were both good and every output was checked. `rows` follows the spec's row order.
+
+    device_ns: what the board worked on it, H2D to D2H without waiting in between; 0 where it does not say.
+    """
 
     job: int
     generation: int

@@ -19,14 +19,15 @@ from calserve.core.worker import Worker
 _READY = (RequestState.PREFILL_READY, RequestState.DECODE_READY)
 
 
-def check(supervisor: Supervisor, counters: Mapping[str, int], now_ns: int) -> None:
+def check(supervisor: Supervisor, counters: Mapping[str, int], planned_ns: int) -> None:
+    """planned_ns: when work was last planned; what became due since then has its Tick."""
     check_counts(supervisor, counters)
     for session in supervisor.sessions.values():
         _check_places(session.worker.roster)
         _check_ledger(session)
         _check_flight(session.worker)
         if not supervisor.has_exited:
-            _check_work(session, now_ns)
+            _check_work(session, planned_ns)
 
 
 def check_counts(supervisor: Supervisor, counters: Mapping[str, int]) -> None:
@@ -130,7 +131,7 @@ def _check_flight(worker: Worker) -> None:
             assert row.first_position == txn.lane.committed, "I3: position is not the committed length"
 
 
-def _check_work(session: Session, now_ns: int) -> None:
+def _check_work(session: Session, planned_ns: int) -> None:
     """I8: the board never stands idle beside work it could do.
 
     What may hold ready rows back is a window or a back-off, each with its end; a back-off keeps the line out as well.
@@ -140,7 +141,7 @@ def _check_work(session: Session, now_ns: int) -> None:
     may_run = is_ready or (session.drain is not None and session.drain.may_run)
     if not may_run or worker.overdue_until_ns is not None or serving is None:
         return
-    assert worker.window_ns is None or worker.window_ns > now_ns, "I8: a window is past"
+    assert worker.window_ns is None or worker.window_ns > planned_ns, "I8: a window is past"
     if worker.waiting_reason == "backing_off":
         assert worker.retry_at_ns is not None, "I8: nobody comes in, and no back-off is armed"
     elif is_ready and roster.line.requests and worker.waiting_reason != "kv_released":

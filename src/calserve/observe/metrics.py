@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from calserve.core.concurrency import Doubt
 from calserve.core.snapshot import EngineSnapshot, SessionView
 from calserve.core.states import GenerationState, LaneState
 from calserve.observe.board import BoardReading, board_gauges
@@ -124,6 +125,12 @@ class Metrics:
             for state in GenerationState
         ]
         yield _gauge("model_state", "Sessions of the model in each state.", states, [MODEL, "state"])
+        doubts = [
+            ([model, doubt.value], sum(view.downgrade_reason == doubt.value for view in views[model]))
+            for model in models
+            for doubt in Doubt
+        ]
+        yield _gauge("in_flight_lowered", "Sessions with one job at a time, two in doubt.", doubts, [MODEL, "reason"])
         lanes = [
             ([model, state.value], sum(view.lanes_by_state.get(state.value, 0) for view in views[model]))
             for model in models

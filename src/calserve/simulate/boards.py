@@ -32,6 +32,8 @@ _RARE = {
     FaultPoint.ALLOCATE_FAILS: 12,
     FaultPoint.COUNTERS_WRONG: 8,
     FaultPoint.COMPLETION_SWAPPED: 60,
+    # five sets put away in one generation, and a take of a sixth is refused
+    FaultPoint.UNDO_LOST: 60,
 }
 
 
@@ -42,6 +44,16 @@ def fault_plan(plan: FaultsPlan, seed: int) -> FaultPlan:
     points = [FaultPoint(name) for name in plan.points]
     gaps = {point: plan.mean_gap * visits for point, visits in _PER_JOB.items()}
     return random_plan(seed, points, 1.0, plan.mean_gap, plan.late_ns, gaps | _RARE)
+
+
+def hold_back(plan: FaultPlan) -> Callable[[], None]:
+    """Nothing fires, and no visit counts, until what this gives is called."""
+    active, plan.active = plan.active, frozenset()
+
+    def let_go() -> None:
+        plan.active = active
+
+    return let_go
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,8 @@ def board_parts(plan: BoardPlan) -> BoardParts:
         timing=replace(base.timing, decode_ns={n: base.timing.decode_ns[n] for n in plan.profiles}),
     )
     first = sim_package(profile, MODEL_NAME)
+    fitting = tuple(g for g in first.goldens if len(g.prompt_ids) + len(g.output_ids) <= plan.context)
+    first = replace(first, goldens=fitting)
     return BoardParts(profile, _builds(first), make_tokenizer(profile.vocab), text_of)
 
 

@@ -36,6 +36,7 @@ class Market:
     """What clients may know: the model's limits, and the run's seed."""
 
     seed: int
+    era: int
     vocab: int
     context: int
     eos_ids: tuple[int, ...]
@@ -73,10 +74,12 @@ class Clients:
         self._habits = frozenset(traffic.habits)
         self._arrivals = stream(market.seed, "arrivals")
         self._number = 0
+        self._in_era = 0
         self._until_ns = 0
         self.live: dict[str, Client] = {}
         self.server: ServerProcess | None = None  # None: connections are refused
         self.refused_connections = 0
+        self.long_prompts = 0  # of half the context and more
         self.outputs = 0  # requests that ended by themselves, and their tokens
         self.output_tokens = 0
 
@@ -91,6 +94,9 @@ class Clients:
     def open(self, market: Market, traffic: TrafficPlan, until_ns: int) -> None:
         """Traffic of an era, until its end."""
         self._market, self._traffic = market, traffic
+        # counted and drawn anew: eras before this one may be left out, and it stays as it is
+        self._arrivals = stream(market.seed, f"arrivals/{market.era}")
+        self._in_era = 0
         self._habits = frozenset(traffic.habits)
         self._until_ns = until_ns
         now = self._world.now_ns()
@@ -125,10 +131,12 @@ class Clients:
             self.refused_connections += 1
             return
         self._number += 1
-        number = self._number
+        self._in_era += 1
+        number = f"{self._market.era}.{self._in_era}"
         r = stream(self._market.seed, f"request/{number}")
         client, params, event = self._draw(f"r{number}", r)
         self.live[client.request.name] = client
+        self.long_prompts += 2 * len(client.request.prompt) >= self._market.context
         self._to.oracle.submitted(client.request)
         sequence = Sequence(client.request.name, client.request.prompt, params, self._market.tokenizer)
         self.server.post(Submission(event, sequence))
@@ -150,9 +158,9 @@ class Clients:
         is_sampled = self._has("sampled", r, 0.1)
         seed = r.randrange(1 << 32)
         stops = tuple(r.sample(range(market.vocab), 2)) if self._has("stop_tokens", r, 0.06) else ()
-        words = ("".join(text_of(r.randrange(market.vocab)) for _ in range(2)),)
-        has_words = self._has("stop_strings", r, 0.05)
-        logprobs = r.randrange(3) if self._has("logprobs", r, 0.04) else None
+        words = ("".join(text_of(r.randrange(market.vocab)) for _ in range(1 + r.randrange(2))),)
+        has_words = self._has("stop_strings", r, 0.08)
+        logprobs = r.randrange(3) if self._has("logprobs", r, 0.08) else None
         temperature = round(0.2 + r.random(), 3) if is_sampled else 0.0
         deadline_ns, asked_ns = self._draw_deadline(r, now)
         model = "nobody" if self._has("unknown_model", r, 0.004) else MODEL
@@ -175,7 +183,7 @@ class Clients:
 
     def _draw_lengths(self, r: random.Random) -> tuple[int, int]:
         context = self._market.context
-        prompt = r.randrange(1, 24) if r.random() < 0.9 else r.randrange(24, context * 2 // 3)
+        prompt = r.randrange(1, 24) if r.random() < 0.9 else r.randrange(24, max(25, context * 2 // 3))
         mean = self._traffic.mean_output
         drawn = r.randrange(2 * mean) if r.random() < 0.95 else int(r.expovariate(0.5 / mean))
         output = 1 + min(drawn, _TAIL, context - prompt - 1)

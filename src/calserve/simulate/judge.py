@@ -48,6 +48,8 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
             drain_bound_ns=drain_ns + slow_ns + 10 * SECOND,
             recovery_bound_ns=bring_up_ns,
             load_bound_ns=bring_up_ns,
+            is_trouble_visible=not era.oddities and not era.keeps_device,
+            job_bound_ns=_job_bound_ns(era, config) + host_ns,
             max_waiting_requests=server.max_waiting_requests,
             max_waiting_prompt_tokens=server.max_waiting_prompt_tokens,
             tenant_max_waiting_requests=MappingProxyType(
@@ -63,3 +65,13 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
             graph_rows=MappingProxyType({g.name: g.profile.batch for g in parts.packages[0].graphs}),
         )
     )
+
+
+def _job_bound_ns(era: Era, config: SchedulerConfig) -> int:
+    """The longest execution deadline there can be, and the grace after it. A step is expected to take what it took in
+    the warm-up, at most what it may take there; a prefill up to the context, some three times as long as the longest
+    measured, behind another one in flight.
+    """
+    longest_ns = 3 * era.pace.warm_step_ns * config.max_in_flight
+    deadline_ns = max(config.execution_deadline_floor_ns, config.execution_deadline_factor * longest_ns)
+    return deadline_ns + config.overdue_grace_ns

@@ -3,12 +3,12 @@
 Owns: the named oddities, when each shows, and the wrapper of a session that shows them. Must not know: servers, what is
 right. Life: drawn for an era, healed at the end of its safety phase like the device's faults.
 
-The device does not take part: its account of a job stays true, only what the host is told is odd.
+The device's account of a job stays true, only what the host is told is odd; that it was is told beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,24 +28,29 @@ from calserve.runtime.contract import (
 )
 from calserve.runtime.errors import CalCode
 from calserve.runtime.sim import SimBoard, SimDevice
+from calserve.runtime.sim.facts import DeviceFact, FactKind
 from calserve.runtime.sim.session import SimSession
 from calserve.simulate.plan import stream
 
 Array = np.ndarray[Any, Any]
 
-# Mean number of visits between two showings, by oddity: what is visited once a job, a bring-up, an order.
+# Mean number of visits between two showings, by oddity.
 ODDITIES = {
     "status_missing": 1500,  # wait: success, and no status
-    "status_older": 200,  # wait: the last completion of an earlier generation once more; then the one waited for
-    "release_refused": 150,  # KV release: code 4, the lane stays held on the device
+    "status_older": 400,  # wait: the last completion of an earlier generation once more; then the one waited for
+    "release_refused": 800,  # KV release: code 4, the lane stays held on the device
     "output_mistyped": 1500,  # output view: another element type
     "output_flat": 1500,  # output view: another rank
     "output_few_rows": 1500,  # output view: the first row only
     "output_padded": 3,  # output view: rows longer than the vocabulary, which is right and must be read as such
-    "buffers_foreign": 12,  # allocate: input memory of another type
-    "graphs_odd": 4,  # configure: a session whose graph is no graph
-    "order_unanswered": 20,  # lifecycle: the driver hangs in a call and never returns
+    "times_missing": 3,  # wait: a status that does not say how long the board worked
+    "buffers_foreign": 30,  # allocate: input memory of another type
+    "graphs_odd": 6,  # configure: a session whose graph is no graph
+    "order_unanswered": 30,  # lifecycle: the driver hangs in a call and never returns
 }
+_HARMLESS = ("output_padded", "times_missing")
+# Visited a few times in a bring-up, or harmless: as often in a short era as in a long one.
+_UNSCALED = (*_HARMLESS, "buffers_foreign", "graphs_odd", "order_unanswered")
 
 
 class Oddities:
@@ -53,10 +58,11 @@ class Oddities:
 
     def __init__(self, names: tuple[str, ...], seed: int, rate: float = 1.0) -> None:
         """rate: visits in a short era are few, so everything shows so much more often."""
-        self._gaps = {name: max(1, int(ODDITIES[name] / rate)) for name in names}
+        self._gaps = {name: max(1, int(ODDITIES[name] / (1 if name in _UNSCALED else rate))) for name in names}
         self._streams = {name: stream(seed, f"oddity/{name}") for name in names}
         self._left = {name: self._draw(name) for name in names}
         self.fired: dict[str, int] = {}
+        self.on_show: Callable[[str], None] = lambda _: None
 
     def _draw(self, name: str) -> int:
         return self._streams[name].randint(1, 2 * self._gaps[name])
@@ -70,6 +76,8 @@ class Oddities:
             return False
         self._left[name] = self._draw(name)
         self.fired[name] = self.fired.get(name, 0) + 1
+        if name not in _HARMLESS:
+            self.on_show(name)
         return True
 
     def heal(self) -> None:
@@ -82,7 +90,14 @@ class OddBoard(SimBoard):
     def __init__(self, device: SimDevice, oddities: Oddities) -> None:
         super().__init__(device=device)
         self._oddities = oddities
+        oddities.on_show = self._tell
         self._ended: dict[str, JobStatus] = {}  # by session: a completion of some generation of it
+
+    def _tell(self, name: str) -> None:
+        """Whoever listens to the device hears that something is wrong, as with a fault of its own."""
+        listener = self.device.listener
+        if listener is not None:
+            listener(DeviceFact(self.device.clock.now_ns(), FactKind.FAULT, detail=name))
 
     def configure(
         self, package: BoardPackage, options: LoadOptions, name: str, generation: int
@@ -132,6 +147,7 @@ class OddBuffers:
 class _OddKv:
     inner: KvMirror
     oddities: Oddities
+    lanes: int
 
     def can_allocate(self, units: int) -> bool:
         return self.inner.can_allocate(units)
@@ -140,6 +156,9 @@ class _OddKv:
         return self.inner.apply(lane, units, length)
 
     def release(self, lane: int) -> Code:
+        """A board of one lane that keeps it has nothing left to serve with; that is not what this is about."""
+        if self.lanes == 1:
+            return self.inner.release(lane)
         return CalCode.INVALID_VALUE if self.oddities.shows("release_refused") else self.inner.release(lane)
 
 
@@ -163,7 +182,7 @@ class OddSession:
 
     def __post_init__(self) -> None:
         inner = self.inner
-        self.name, self.graphs, self.kv = inner.name, inner.graphs, _OddKv(inner.kv, self.oddities)
+        self.name, self.graphs, self.kv = inner.name, inner.graphs, _OddKv(inner.kv, self.oddities, inner.lanes)
         self.lanes, self.unit_tokens, self.kv_units = inner.lanes, inner.unit_tokens, inner.kv_units
 
     def allocate(self, graph: str, bank: Bank) -> tuple[Code, HostBuffers | None]:
@@ -187,6 +206,8 @@ class OddSession:
                 return code, older
         else:
             self.ended[self.name] = status
+        if self.oddities.shows("times_missing"):
+            return code, replace(status, device_ns=0)
         return (code, None) if self.oddities.shows("status_missing") else answer
 
     def is_ready(self, ticket: Ticket) -> bool:

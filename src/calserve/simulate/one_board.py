@@ -8,6 +8,7 @@ Everything else stays as the seed drew it: faults, crashes, traffic, pace, the r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +50,17 @@ def doubt_about_choice(choice: BoardChoice) -> str:
     if choice.max_in_flight > 1 and not profile.is_assumed:
         return f"Board profile {profile.name} is no assumed board; nothing can be taken as proven on it."
     return ""
+
+
+def doubt_about_replay(plan: RunPlan, proof: Mapping[str, Any]) -> str:
+    """Why a recorded run cannot be run again on its board, as one sentence; "" when it can. Raises ProfileError."""
+    if not proof or (now := proof_of(plan)) == proof:
+        return ""
+    then_hash, now_hash = (str(one.get("package_hash"))[:12] for one in (proof, now))
+    return (
+        f"It ran package {then_hash} on {proof.get('versions')}; board profile {plan.eras[0].board.base} "
+        f"is now package {now_hash} on {now.get('versions')}."
+    )
 
 
 def plan_on_board(plan: RunPlan, choice: BoardChoice) -> RunPlan:

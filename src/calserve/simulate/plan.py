@@ -80,13 +80,15 @@ class ListedFault:
 class FaultsPlan:
     """Fault points that may fire in the safety phase; each has its own stream. late_ns: of a late completion.
 
-    listed: instead of drawn ones, exactly these. mean_gap: jobs between two firings of a point, on average.
+    listed: instead of drawn ones, exactly these. mean_gap: jobs between two firings of a point, on average. after_ns:
+    before that nothing fires, and no visit counts.
     """
 
     points: tuple[str, ...] = ()
     listed: tuple[ListedFault, ...] = ()
     mean_gap: int = 400
     late_ns: int = 5 * SECOND
+    after_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +190,15 @@ _POINTS = (
 # What a board tells that no fault of the device explains: see `oddities`, which has a line for each.
 _ODDITIES = (
     "status_missing", "status_older", "release_refused", "output_mistyped", "output_flat", "output_few_rows",
-    "output_padded", "buffers_foreign", "graphs_odd", "order_unanswered",
+    "output_padded", "times_missing", "buffers_foreign", "graphs_odd", "order_unanswered",
 )  # fmt: skip
-_ODD_SHARE = 0.15
+_ODD_SHARE = 0.12
+_OPERATOR_SHARE = 0.06
 # Share of the points that are active in one era: few at a time make each other's consequences readable.
 ACTIVE_SHARE = 0.35
 _MINUTES_A_SHORT_ERA = 4
+# Where every prefill is of one length, a warm-up cannot tell what a token costs.
+_SHORTEST_CONTEXT = 32
 
 
 def draw_plan(seed: int, duration_ns: int) -> RunPlan:
@@ -221,22 +226,39 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
     x = stream(seed, f"oddities/{number}")
     server = replace(server, has_tenant_limits=x.random() < 0.25)
     unloads = x.choice((0, 0, 1, 2)) if is_long else x.choice((0, 0, 0, 1))
-    return Era(
+    era = Era(
         number=number,
         safety_ns=safety_ns,
         liveness_ns=liveness_ns,
         board=board,
         server=server,
-        faults=FaultsPlan(points, mean_gap=r.choice((2000, 6000)) if is_long else r.choice((150, 600))),
+        faults=FaultsPlan(points, mean_gap=r.choice((2000, 6000)) if is_long else r.choice((300, 1200))),
         traffic=traffic,
         pace=Pace(),
         keeps_device=number % 3 != 0,
         crashes_ns=crashes,
         replace_at_ns=tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 1, 1, 2))))),
-        bad_load_at_ns=tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 0, 1))))),
+        bad_load_at_ns=tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 1, 2))))),
         unload_at_ns=tuple(sorted(x.randrange(safety_ns) for _ in range(unloads))),
         oddities=tuple(name for name in _ODDITIES if x.random() < _ODD_SHARE),
         odd_rate=1.0 if is_long else 8.0,
+    )
+    return _with_operator(era, x) if x.random() < _OPERATOR_SHARE else era
+
+
+def _with_operator(era: Era, r: random.Random) -> Era:
+    """Nothing is wrong with the board, and somebody tries one package after another on it."""
+
+    def times(count: int) -> tuple[int, ...]:
+        return tuple(sorted(r.randrange(era.safety_ns) for _ in range(count)))
+
+    return replace(
+        era,
+        faults=replace(era.faults, points=()),
+        oddities=(),
+        replace_at_ns=times(4),
+        bad_load_at_ns=times(24),
+        unload_at_ns=times(4),
     )
 
 
@@ -257,7 +279,7 @@ def _draw_board(r: random.Random) -> BoardPlan:
     is_tiled = r.random() < 0.3
     return BoardPlan(
         "assumed-lanes",
-        context=r.choice((192, 256, 384)),
+        context=r.choice((192, 256, 384) * 4 + (_SHORTEST_CONTEXT,)),
         profiles=profiles,
         sessions=sessions,
         cut=cut,

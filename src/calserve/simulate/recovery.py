@@ -34,19 +34,18 @@ BOARDS = (
     ),
     ("calculet-2chip", BoardPlan("calculet-2chip", 256, (1,), 1, tile=16, dtype="bfloat16")),
 )
-# The fault comes when the server has been at work for a while: at a visit of its point that load makes for sure.
-_VISITS = {
-    FaultPoint.ALLOCATE_FAILS: 3,
-    FaultPoint.CONFIGURE_FAILS: 3,
-    FaultPoint.RESET_FAILS: 1,
-    FaultPoint.COUNTERS_WRONG: 2,
-}
-_VISIT = 60
-# Kinds that only show after another one: a reset must be wanted before it can fail.
-_WITH = {
-    FaultPoint.RESET_FAILS: ListedFault("status_ccu_exception", _VISIT),
-    FaultPoint.CONFIGURE_FAILS: ListedFault("status_ccu_exception", _VISIT),
-}
+# The fault comes when the server has been at work for a while, at a visit of its point that load makes for sure.
+FAULT_NS = 30 * SECOND
+_VISIT = 20
+_RARELY_VISITED = (
+    FaultPoint.ALLOCATE_FAILS,
+    FaultPoint.CONFIGURE_FAILS,
+    FaultPoint.RESET_FAILS,
+    FaultPoint.COUNTERS_WRONG,
+    FaultPoint.COMPLETION_SWAPPED,
+)
+# Kinds that only show after another one: a generation must be rebuilt, or a reset wanted, before it can fail.
+_WITH = (FaultPoint.RESET_FAILS, FaultPoint.CONFIGURE_FAILS, FaultPoint.ALLOCATE_FAILS)
 
 
 @dataclass(slots=True)
@@ -67,9 +66,10 @@ class Recovery:
 
 
 class _Stopwatch:
-    """A `Watch`: what happens after the first firing."""
+    """A `Watch`: what happens after the first firing, and before the run is shut down."""
 
-    def __init__(self) -> None:
+    def __init__(self, until_ns: int) -> None:
+        self._until_ns = until_ns
         self.fault_ns: int | None = None
         self.fired = 0
         self.states: dict[str, str] = {}
@@ -95,6 +95,8 @@ class _Stopwatch:
         return self.away_ns is not None and self.ready_ns is None
 
     def session_state(self, session: str, state: str, at_ns: int) -> None:
+        if at_ns >= self._until_ns:
+            return
         self.states[session] = state
         if self.fault_ns is None:
             return
@@ -107,6 +109,8 @@ class _Stopwatch:
             self.ready_ns = at_ns
 
     def ended(self, request: str, end: str, at_ns: int) -> None:
+        if at_ns >= self._until_ns:
+            return
         if end.startswith(("device_fault", "internal", "process_ended")):
             self.lost += 1
         elif end.startswith(("stop", "length")):
@@ -123,18 +127,19 @@ def scenario(board: BoardPlan, point: FaultPoint, seed: int) -> RunPlan:
     """A steady load for half a minute before the fault and long enough after it."""
     in_flight = 2 if point is FaultPoint.COMPLETION_SWAPPED and board.base != "calculet-2chip" else 1
     value = LATE_NS if point is FaultPoint.COMPLETION_LATE else 0
-    listed = [ListedFault(point.value, _VISITS.get(point, _VISIT), 1, value)]
+    listed = [ListedFault(point.value, 1 if point in _RARELY_VISITED else _VISIT, 1, value)]
     if point in _WITH:
-        listed.append(_WITH[point])
+        listed.append(ListedFault(FaultPoint.STATUS_CCU_EXCEPTION.value, _VISIT))
     era = Era(
         number=0,
         safety_ns=2 * MINUTE,
         liveness_ns=30 * SECOND,
         board=board,
         server=ServerPlan(max_in_flight=in_flight),
-        faults=FaultsPlan(listed=tuple(listed)),
+        faults=FaultsPlan(listed=tuple(listed), after_ns=FAULT_NS),
         traffic=TrafficPlan(burst_gap_ns=2 * SECOND, burst_size=8, storm_gap_ns=60 * MINUTE),
-        pace=Pace(),
+        # two jobs are finished at once only where the host was late
+        pace=Pace(hiccup_every=50) if point is FaultPoint.COMPLETION_SWAPPED else Pace(),
     )
     return RunPlan(seed, (era,))
 
@@ -145,8 +150,9 @@ def measure_recoveries(
     """A row for each board and kind of fault. advanced: called after each."""
     rows = []
     for name, board, point in _cases(points):
-        watch = _Stopwatch()
-        result = Run(scenario(board, point, seed), watch=watch).run()
+        plan = scenario(board, point, seed)
+        watch = _Stopwatch(plan.duration_ns)
+        result = Run(plan, watch=watch).run()
         rows.append(
             Recovery(
                 board=name,

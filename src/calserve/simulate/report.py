@@ -6,6 +6,7 @@ Owns: words and tables, as text, Markdown and JSON. Must not know: how anything 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -91,11 +92,13 @@ def report_json(report: SoakReport) -> dict[str, Any]:
     tally = report.tally
     return {
         "verdict": report.verdict,
+        "made_by": None if report.made is None else asdict(report.made),
         "runs": tally.runs,
         "virtual_hours": tally.virtual_ns / HOUR,
         "seconds": report.seconds,
         "mean_output_tokens": tally.mean_output,
         "share_of_jobs_with_four_rows": tally.wide_share,
+        "share_of_prompts_of_half_the_context": tally.long_prompt_share,
         "counts": tally.counts,
         "ends": tally.ends,
         "faults_fired": tally.fired,

@@ -9,13 +9,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import Protocol
 
 from calserve.core.commands import ResetScope
-from calserve.core.config import SchedulerConfig, TenantPolicy
 from calserve.core.events import Load, Shutdown, Unload
 from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
@@ -23,53 +19,27 @@ from calserve.executor.messages import Inspect
 from calserve.runtime.sim import SimDevice
 from calserve.runtime.sim.facts import DeviceFact
 from calserve.simulate.bad_packages import BAD_PACKAGES
-from calserve.simulate.boards import BoardParts, board_parts, fault_plan
+from calserve.simulate.boards import BoardParts, board_parts, fault_plan, hold_back
 from calserve.simulate.clients import Client, Clients, Listeners, Market
 from calserve.simulate.clock import SoakClock
+from calserve.simulate.config import config_of
 from calserve.simulate.judge import MODEL, make_oracle
-from calserve.simulate.oracle import Oracle
+from calserve.simulate.moves import draw_unloads
 from calserve.simulate.oddities import Oddities
+from calserve.simulate.oracle import Oracle
 from calserve.simulate.paced import Durations
-from calserve.simulate.plan import SECOND, Era, RunPlan, ServerPlan, stream
+from calserve.simulate.plan import SECOND, Era, RunPlan, stream
 from calserve.simulate.printing import RecordHash
 from calserve.simulate.process import ProcessParts, ServerProcess
+from calserve.simulate.result import RunResult, Watch
 from calserve.simulate.sometimes import Sometimes
 from calserve.simulate.world import World
 
-WEIGHTS = {"alpha": 3, "beta": 1, "gamma": 2}
 RESTART_NS = 2 * SECOND  # a supervisor's pause before it starts the process again
 OPERATOR_NS = 4 * SECOND  # how often an operator looks at the board
 PATIENCE = 3  # looks at a session that stays failed before the process is restarted
 DRAIN_NS = 5 * SECOND
-
-
-@dataclass(slots=True)
-class RunResult:
-    """What came of a run. hashes: of the record, after each era. violations: sentences, the first ones."""
-
-    hashes: list[str] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    violation_count: int = 0
-    last_lines: list[str] = field(default_factory=list)
-    virtual_ns: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    ends: dict[str, int] = field(default_factory=dict)
-    sometimes: dict[str, int] = field(default_factory=dict)
-    fired: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def digest(self) -> str:
-        return self.hashes[-1] if self.hashes else ""
-
-
-class Watch(Protocol):
-    """Somebody who looks on."""
-
-    def fact(self, fact: DeviceFact) -> None: ...
-
-    def session_state(self, session: str, state: str, at_ns: int) -> None: ...
-
-    def ended(self, request: str, end: str, at_ns: int) -> None: ...
+HEALING_NS = 30 * SECOND  # a recovery that was under way when the faults healed may take so long
 
 
 class Run:
@@ -81,13 +51,16 @@ class Run:
         check_every: int = 0,
         advanced: Callable[[int], None] = lambda _: None,
         watch: Watch | None = None,
+        era_ended: Callable[[RunResult], None] = lambda _: None,
     ) -> None:
         """check_every: turns between full scans of the core's own invariants; 0 for none, the oracle alone judges.
-        advanced: told virtual ns as they pass. watch: told what happens, beside the oracle."""
+        advanced: told virtual ns as they pass. watch: told what happens, beside the oracle. era_ended: told after each
+        era what the run has come to."""
         self.plan = plan
         self._watch = watch
         self._check_every = check_every
         self._advanced = advanced
+        self._era_ended = era_ended
         self._clock = SoakClock()
         self._world = World(self._clock)
         self._hash = RecordHash()
@@ -96,6 +69,7 @@ class Run:
         self._views: tuple[SessionView, ...] = ()
         self._failed_looks = 0
         self._max_in_flight = 1
+        self._starts = 0  # processes of the era
         self._ended_unready = 0  # processes in a row that ended before any session was ready
         self._process: ServerProcess | None = None
         self._parts: BoardParts | None = None
@@ -117,6 +91,7 @@ class Run:
         try:
             for era in self.plan.eras:
                 self._run_era(era)
+                self._era_ended(self._result)
                 if self._violations():
                     break
         except Exception:
@@ -131,18 +106,20 @@ class Run:
         now = self._world.now_ns()
         self._open_board(era)
         self._is_healed = self._is_ending = False
+        self._starts = 0
+        self._result.eras_begun += 1
         clients = self._open_clients(era)
         self._start_process(era)
         safe_ns, end_ns = now + era.safety_ns, now + era.safety_ns + era.liveness_ns
         clients.open(self._market(era), era.traffic, end_ns)
-        for at_ns in era.crashes_ns:
-            self._world.at(now + at_ns, partial(self._crash, era))
-        for at_ns in era.replace_at_ns:
-            self._world.at(now + at_ns, partial(self._replace, era))
-        for at_ns in era.bad_load_at_ns:
-            self._world.at(now + at_ns, self._load_bad)
-        for at_ns in era.unload_at_ns:
-            self._world.at(now + at_ns, self._unload)
+        for times, action in (
+            (era.crashes_ns, partial(self._crash, era)),
+            (era.replace_at_ns, partial(self._replace, era)),
+            (era.bad_load_at_ns, self._load_bad),
+            (era.unload_at_ns, self._unload),
+        ):
+            for at_ns in times:
+                self._world.at(now + at_ns, action)
         self._world.at(now + OPERATOR_NS, partial(self._operate, era, end_ns))
         self._pass_until(safe_ns)
         self._heal()
@@ -200,6 +177,8 @@ class Run:
         assert self._device is not None
         seed = stream(self.plan.seed, f"faults/{era.number}").randrange(1 << 62)
         self._device.plan = self._device.engine.plan = fault_plan(era.faults, seed)
+        if era.faults.after_ns:
+            self._world.after(era.faults.after_ns, hold_back(self._device.plan))
         self._oddities = Oddities(era.oddities, seed, era.odd_rate) if era.oddities else None
 
     def _market(self, era: Era) -> Market:
@@ -207,6 +186,7 @@ class Run:
         parts = self._parts
         return Market(
             seed=self.plan.seed,
+            era=era.number,
             vocab=parts.vocab,
             context=parts.profile.context,
             eos_ids=parts.eos_ids,
@@ -218,7 +198,7 @@ class Run:
         assert self._device is not None
         assert self._parts is not None
         market = self._market(era)
-        self._oracle = make_oracle(era, self._parts, _config(era))
+        self._oracle = make_oracle(era, self._parts, config_of(era))
         self._device.listener = self._oracle.fact if self._watch is None else self._tell_both
         listeners = Listeners(self._oracle, self._sometimes, self._client_ended)
         if self._clients is None:
@@ -252,13 +232,14 @@ class Run:
         assert self._clients is not None
         options = self._parts.options(era.server, era.board.sessions)
         self._max_in_flight = era.server.max_in_flight
-        durations = Durations(era.pace, stream(self.plan.seed, f"pace/{era.number}/{self._world.now_ns()}"))
+        self._starts += 1
+        durations = Durations(era.pace, stream(self.plan.seed, f"pace/{era.number}/{self._starts}"))
         self._sometimes.process_started()
         self._views = ()
         parts = ProcessParts(
             world=self._world,
             device=self._device,
-            config=_config(era),
+            config=config_of(era),
             options=options,
             open_package=self._parts.open_package,
             pace=era.pace,
@@ -320,27 +301,22 @@ class Run:
             self._process.post(Load(view.session, MODEL, other.hash))
 
     def _load_bad(self) -> None:
-        if self._process is not None and self._views:
+        if self._views:
             which = stream(self.plan.seed, f"bad/{self._world.now_ns()}").choice(BAD_PACKAGES)
-            self._process.post(Load(self._views[-1].session, MODEL, which))
+            self._post(Load(self._views[-1].session, MODEL, which))
 
     def _unload(self) -> None:
-        """An operator takes a session down, sometimes in a hurry, sometimes twice; and loads it again by and by."""
         if self._process is None or not self._views:
             return
-        now = self._world.now_ns()
-        r = stream(self.plan.seed, f"unload/{now}")
-        session = r.choice([view.session for view in self._views])
         self._sometimes.mark("unload")
-        self._process.post(Unload(session, now + r.choice((SECOND // 10, 2 * SECOND, 20 * SECOND))))
-        if r.random() < 0.5:
-            self._world.after(r.randrange(3 * SECOND), partial(self._post, Unload(session, now + 4 * SECOND)))
-        if r.random() < 0.3:
-            self._process.post(Unload("nobody", now))
+        now = self._world.now_ns()
+        r, sessions = stream(self.plan.seed, f"unload/{now}"), [view.session for view in self._views]
+        for delay_ns, order in draw_unloads(r, sessions, now):
+            self._world.after(delay_ns, partial(self._post, order))
 
-    def _post(self, event: Unload) -> None:
+    def _post(self, order: Load | Unload) -> None:
         if self._process is not None:
-            self._process.post(event)
+            self._process.post(order)
 
     def _operate(self, era: Era, end_ns: int) -> None:
         """What a person does about a session that failed: load it again; if that does not help, start afresh; and a
@@ -414,43 +390,10 @@ class Run:
         self._count("events", self._hash.events)
         self._count("jobs", self._hash.jobs)
         self._count("wide_jobs", self._hash.wide_jobs)
-        self._count("paired_jobs", self._sometimes.paired_jobs)
+        result.counts |= self._sometimes.load(self._world.now_ns())
         if clients is not None:
             self._count("requests", clients.submitted)
+            self._count("long_prompts", clients.long_prompts)
             self._count("refused_connections", clients.refused_connections)
             self._count("outputs", clients.outputs)
             self._count("output_tokens", clients.output_tokens)
-
-
-HEALING_NS = 30 * SECOND  # a recovery that was under way when the faults healed may take so long
-
-
-def _policy(weight: int, server: ServerPlan) -> TenantPolicy:
-    if not server.has_tenant_limits:
-        return TenantPolicy(weight)
-    return TenantPolicy(weight, max_active_requests=5, max_waiting_requests=12, max_waiting_prompt_tokens=1500)
-
-
-def _config(era: Era) -> SchedulerConfig:
-    server = era.server
-    return SchedulerConfig(
-        max_in_flight=server.max_in_flight,
-        fixed_engine=server.fixed_engine,
-        max_waiting_requests=server.max_waiting_requests,
-        max_waiting_prompt_tokens=server.max_waiting_prompt_tokens,
-        batching_window_ns=server.batching_window_ns,
-        prefill_chunk_tokens=server.prefill_chunk_tokens,
-        restart_on_unknown_dma=server.restart_on_unknown_dma,
-        max_resets=server.max_resets,
-        reset_window_ns=server.reset_window_ns,
-        execution_deadline_floor_ns=server.execution_deadline_floor_ns,
-        overdue_grace_ns=server.overdue_grace_ns,
-        queue_deadline_ns=server.queue_deadline_ns,
-        recovery_drain_ns=server.recovery_drain_ns,
-        deadline_default_ns=server.deadline_default_ns,
-        tenant_lane_share_percent=server.tenant_lane_share_percent,
-        short_prefill_max_tokens=24,
-        medium_prefill_max_tokens=96,
-        lifecycle_deadline_ns=server.lifecycle_deadline_ns,
-        tenants=MappingProxyType({name: _policy(weight, server) for name, weight in WEIGHTS.items()}),
-    )

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from calserve.simulate.plan import SECOND, Era, RunPlan
-from calserve.simulate.run import Run, RunResult
+from calserve.simulate.result import RunResult
+from calserve.simulate.run import Run
 
 ATTEMPTS_MAX = 60
+# Eras are made smaller one by one only where so few are left: a run of many costs too much to be tried often.
+SMALL_ERAS_MAX = 3
 
 
 def kind_of(result: RunResult) -> str:
@@ -48,14 +51,16 @@ def shrink(
 def _candidates(plan: RunPlan) -> Iterator[RunPlan]:
     """Largest cuts first."""
     if len(plan.eras) > 1:
+        # the last one is where it failed; a long run is not run again before what is cheap was tried
+        group = max((at for at, era in enumerate(plan.eras) if not era.keeps_device), default=0)
         half = len(plan.eras) // 2
-        yield replace(plan, eras=_afresh(plan.eras[half:]))
-        yield replace(plan, eras=plan.eras[:half])
-        yield replace(plan, eras=_afresh(plan.eras[-1:]))
+        for start in sorted({len(plan.eras) - 1, group, half} - {0}, reverse=True):
+            yield replace(plan, eras=_afresh(plan.eras[start:]))
+    if len(plan.eras) > SMALL_ERAS_MAX:
         return
-    era = plan.eras[0]
-    for smaller in _smaller_eras(era):
-        yield replace(plan, eras=(smaller,))
+    for at, era in enumerate(plan.eras):
+        for smaller in _smaller_eras(era):
+            yield replace(plan, eras=(*plan.eras[:at], smaller, *plan.eras[at + 1 :]))
 
 
 def _afresh(eras: tuple[Era, ...]) -> tuple[Era, ...]:
@@ -77,6 +82,12 @@ def _smaller_eras(era: Era) -> Iterator[Era]:
         yield replace(era, replace_at_ns=())
     if era.bad_load_at_ns:
         yield replace(era, bad_load_at_ns=())
+    if era.unload_at_ns:
+        yield replace(era, unload_at_ns=())
+    if era.oddities:
+        yield replace(era, oddities=())
+    for oddity in era.oddities if len(era.oddities) > 1 else ():
+        yield replace(era, oddities=tuple(each for each in era.oddities if each != oddity))
     for point in points:
         yield replace(era, faults=replace(era.faults, points=tuple(p for p in points if p != point)))
     habits = era.traffic.habits

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from calserve.progress import Progress
 from calserve.simulate.one_board import BoardChoice, plan_on_board, proof_of
 from calserve.simulate.plan import HOUR, RunPlan, draw_plan
 from calserve.simulate.record import Made, Record, made_here, write_record
-from calserve.simulate.run import Run, RunResult
+from calserve.simulate.result import RunResult
+from calserve.simulate.run import Run
 from calserve.simulate.shrink import kind_of, shrink
 from calserve.simulate.verdict import LONG_RUN_NS, WIDE_ROWS, Load, Tally, weaknesses
 
@@ -27,6 +29,13 @@ from calserve.simulate.verdict import LONG_RUN_NS, WIDE_ROWS, Load, Tally, weakn
 CHECK_EVERY = 500
 # Many short runs together must be this long to be held against what a long one must have shown.
 POOLED_MIN = 24
+
+
+Advanced = Callable[[int], None]
+
+
+def _silent(_: int) -> None:
+    """Progress that nobody looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class SoakOptions:
 class SoakReport:
     """What came of it. failed: seed and first violation; records: files written."""
 
+    made: Made | None = None
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0
     digests: dict[int, str] = field(default_factory=dict)
@@ -84,7 +94,7 @@ def soak(options: SoakOptions, progress: Progress) -> SoakReport:
     """Run, record, judge. A run that fails is shrunk, and both its record and the smaller one's are written."""
     report = SoakReport()
     began = time.monotonic()
-    made = made_here()
+    made = report.made = made_here()
     for plan, result in _results(options, made, progress):
         report.tally.add(result)
         report.digests[plan.seed] = result.digest
@@ -110,23 +120,46 @@ def _load_of(plan: RunPlan) -> Load:
     )
 
 
-def run_recorded(plan: RunPlan, made: Made, path: Path, check_every: int, advanced: Callable[[int], None]) -> RunResult:
+def run_recorded(plan: RunPlan, made: Made, path: Path, check_every: int, advanced: Advanced) -> RunResult:
     """One run whose record stands from the first moment; a crash of the soak itself leaves it, with its reason."""
     record = Record(plan, made, hours=plan.duration_ns / HOUR, proof=proof_of(plan))
     write_record(record, path)
-    run = Run(plan, check_every, advanced)
+
+    def keep(result: RunResult) -> None:
+        """After each era, so that even a process that is killed leaves what it had come to."""
+        _fill(record, result)
+        write_record(record, path)
+
+    run = Run(plan, check_every, advanced, era_ended=keep)
     try:
         result = run.run()
     except BaseException:
-        _fill(record, run.result)
-        record.verdict = "crashed"
-        record.violations.append(traceback.format_exc())
-        write_record(record, path)
+        _leave_crashed(record, run.result, path)
         raise
     _fill(record, result)
     record.verdict = "violated" if result.violation_count else "clean"
     write_record(record, path)
     return result
+
+
+def run_unrecorded(
+    plan: RunPlan, made: Made, records: Path, check_every: int, advanced: Advanced = _silent
+) -> RunResult:
+    """One run that leaves a record in `records` only when the soak itself crashes."""
+    run = Run(plan, check_every, advanced)
+    try:
+        return run.run()
+    except BaseException:
+        record = Record(plan, made, hours=plan.duration_ns / HOUR)
+        _leave_crashed(record, run.result, records / f"seed-{plan.seed}.json")
+        raise
+
+
+def _leave_crashed(record: Record, result: RunResult, path: Path) -> None:
+    _fill(record, result)
+    record.verdict = "crashed"
+    record.violations.append(traceback.format_exc())
+    write_record(record, path)
 
 
 def _results(options: SoakOptions, made: Made, progress: Progress) -> Iterator[tuple[RunPlan, RunResult]]:
@@ -138,10 +171,10 @@ def _results(options: SoakOptions, made: Made, progress: Progress) -> Iterator[t
             if options.record is not None:
                 yield plans[0], run_recorded(plans[0], made, options.record, options.check_every, passed)
             else:
-                yield plans[0], Run(plans[0], options.check_every, passed).run()
+                yield plans[0], run_unrecorded(plans[0], made, options.records, options.check_every, passed)
         return
     with progress.step("Seeds", len(plans), "seeds") as step:
-        for plan, result in _many(plans, options):
+        for plan, result in _many(plans, options, made):
             step.advance(1)
             yield plan, result
 
@@ -159,19 +192,20 @@ class _Minutes:
             self._advance(minutes)
 
 
-def _many(plans: list[RunPlan], options: SoakOptions) -> Iterator[tuple[RunPlan, RunResult]]:
+def _many(plans: list[RunPlan], options: SoakOptions, made: Made) -> Iterator[tuple[RunPlan, RunResult]]:
     if options.jobs == 1:
         for plan in plans:
-            yield plan, Run(plan, options.check_every).run()
+            yield plan, run_unrecorded(plan, made, options.records, options.check_every)
         return
+    run = partial(_run_plan, made=made, records=options.records, check_every=options.check_every)
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        yield from zip(plans, pool.map(_run_plan, plans, [options.check_every] * len(plans), chunksize=4), strict=True)
+        yield from zip(plans, pool.map(run, plans, chunksize=4), strict=True)
 
 
-def _run_plan(plan: RunPlan, check_every: int) -> RunResult:
+def _run_plan(plan: RunPlan, made: Made, records: Path, check_every: int) -> RunResult:
     """In a process of its own."""
     be_quiet()
-    return Run(plan, check_every).run()
+    return run_unrecorded(plan, made, records, check_every)
 
 
 def _record_failure(
@@ -186,7 +220,7 @@ def _record_failure(
         return [path]
     with progress.step(f"Shrinking seed {plan.seed}"):
         # only eras up to the one that failed can matter
-        reached = replace(plan, eras=plan.eras[: len(result.hashes) + 1])
+        reached = replace(plan, eras=plan.eras[: result.eras_begun])
         small = shrink(reached, kind_of(result), run=lambda smaller: Run(smaller, options.check_every).run())
     if small == plan:
         return [path]

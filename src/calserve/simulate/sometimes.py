@@ -24,6 +24,7 @@ from calserve.core.events import (
 )
 from calserve.core.job import JobSpec
 from calserve.core.outcomes import KV_STAGE, FinishReason, RefusalKind
+from calserve.simulate.plan import HOUR
 
 # Every path a long run must have taken, and what it is.
 PATHS = {
@@ -77,6 +78,13 @@ class Sometimes:
         self._overdue: set[int] = set()
         self.is_one_away = False  # a session recovers while another serves
         self.paired_jobs = 0  # that went out while another of their session was out
+        self._full_hours: set[int] = set()  # of virtual time, in which the queue was full
+
+    def load(self, until_ns: int) -> dict[str, int]:
+        """Whole hours of a run that ends at `until_ns`, at least one; in how many of them the queue was full; pairs."""
+        hours = max(1, until_ns // HOUR)
+        full = sum(1 for hour in self._full_hours if hour < hours)
+        return {"hours": hours, "queue_full_hours": full, "paired_jobs": self.paired_jobs}
 
     def mark(self, name: str, times: int = 1) -> None:
         self.seen[name] += times
@@ -108,7 +116,7 @@ class Sometimes:
                 back = event.job if isinstance(event, JobDone | JobFailed | PrepareFailed) else 0
                 self._keep(command.spec, back)
             elif isinstance(command, Finish):
-                self._finish(command, event)
+                self._finish(now_ns, command, event)
             elif isinstance(command, Reset):
                 self._reset(command)
             elif isinstance(command, Exit) and command.code:
@@ -133,7 +141,7 @@ class Sometimes:
             if self._flying.get(row.request) == job:
                 del self._flying[row.request]
 
-    def _finish(self, command: Finish, event: Event) -> None:
+    def _finish(self, now_ns: int, command: Finish, event: Event) -> None:
         is_flying = command.request in self._flying and not isinstance(event, JobDone | JobFailed)
         if command.reason is FinishReason.CANCELLED:
             self.mark("cancel_after_submit" if is_flying else "cancel_before_submit")
@@ -145,6 +153,7 @@ class Sometimes:
             self.mark("device_fault")
         elif command.refusal is not None and command.refusal.kind is RefusalKind.QUEUE_FULL:
             self.mark("queue_full")
+            self._full_hours.add(now_ns // HOUR)
 
     def _reset(self, command: Reset) -> None:
         self.mark("reset")

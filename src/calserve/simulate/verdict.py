@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from calserve.simulate.plan import HOUR
-from calserve.simulate.run import RunResult
+from calserve.simulate.result import RunResult
 
 MEAN_OUTPUT_MIN = 12.0
 WIDE_SHARE_MIN = 0.25
+# Of prompts that take half of the context or more; that some fill all of it is a rare path.
+LONG_PROMPT_SHARE_MIN = 0.01
 WIDE_ROWS = 4
 # Of a run that is to prove two jobs in flight, this share must have had another beside them; ours.
 PAIRED_SHARE_MIN = 0.25
@@ -67,6 +69,10 @@ class Tally:
         return self.counts.get("paired_jobs", 0) / max(1, self.counts.get("jobs", 0))
 
     @property
+    def long_prompt_share(self) -> float:
+        return self.counts.get("long_prompts", 0) / max(1, self.counts.get("requests", 0))
+
+    @property
     def unseen(self) -> list[str]:
         return [name for name, count in self.sometimes.items() if not count]
 
@@ -75,7 +81,7 @@ def weaknesses(tally: Tally, load: Load = Load()) -> list[str]:
     """Why a long run, or many short ones together, would prove too little; empty when they do not."""
     hours = tally.virtual_ns / HOUR
     wanted = int(REQUESTS_A_DAY_MIN * hours / 24)
-    full = tally.sometimes.get("queue_full_hours", 0)
+    full = tally.counts.get("queue_full_hours", 0)
     checks = (
         (tally.mean_output >= MEAN_OUTPUT_MIN, f"mean output is {tally.mean_output:.1f} tokens, not {MEAN_OUTPUT_MIN}"),
         (
@@ -84,14 +90,19 @@ def weaknesses(tally: Tally, load: Load = Load()) -> list[str]:
         ),
         (
             tally.paired_share >= PAIRED_SHARE_MIN or not load.is_paired,
-            f"{100 * tally.paired_share:.0f} % of jobs had another beside them, not {100 * PAIRED_SHARE_MIN:.0f} %",
+            f"{100 * tally.paired_share:.1f} % of jobs had another beside them, not {100 * PAIRED_SHARE_MIN:.0f} %",
         ),
         (
             tally.counts.get("requests", 0) >= wanted,
             f"{tally.counts.get('requests', 0)} requests in {hours:.1f} h, not {wanted}",
         ),
+        (
+            tally.long_prompt_share >= LONG_PROMPT_SHARE_MIN,
+            f"{100 * tally.long_prompt_share:.1f} % of prompts take half the context, "
+            f"not {100 * LONG_PROMPT_SHARE_MIN:.0f} %",
+        ),
+        (full >= int(hours), f"the queue was full in {full} of {int(hours)} hours"),
     )
     found = [sentence for holds, sentence in checks if not holds]
     found += [f"a rare path was never taken: {name}" for name in tally.unseen]
-    del full
     return found

@@ -122,6 +122,10 @@ class SimDevice:
         self.engine.submit(job)
         self.lock.notify_all()
 
+    def refuse_held(self, calbin: Calbin) -> None:
+        """A submit named memory that a job holds. Called under the lock."""
+        self._tell(FactKind.HELD, calbin)
+
     def wait(self, calbin: Calbin, number: int, timeout_ns: int) -> tuple[Code, JobStatus | None]:
         """Block until a completion is there for `calbin`: the one waited for, or one that strayed.
 

@@ -18,6 +18,7 @@ class FactKind(Enum):
 
     CONFIGURED = "configured"  # session, generation, chips
     RELEASED = "released"  # session, generation, chips
+    HELD = "held"  # session, generation: a submit named host memory that a job on the device still holds
     SUBMITTED = "submitted"  # ticket, session, generation, chips, spec
     INPUTS_READ = "inputs_read"  # ticket, chips, rows: what the DMA found in host memory
     KV_WRITTEN = "kv_written"  # ticket, chips, rows; also when a CCU exception spoils them (detail "spoiled")

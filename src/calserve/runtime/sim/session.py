@@ -83,6 +83,8 @@ class SimSession:
         with device.lock:
             code = self._check(spec, buffers)
             if code != CalCode.SUCCESS:
+                if code == CalCode.DEVICE_BUSY and isinstance(buffers, SimBuffers) and buffers.is_held:
+                    device.refuse_held(calbin)
                 return code, None
             assert isinstance(buffers, SimBuffers)
             if fault := device.plan.visit(FaultPoint.SUBMIT_BUSY):

@@ -41,6 +41,7 @@ class Ends:
     answers: Answers
     sessions: Sessions
     lines: Lines
+    has_spoiled_output: bool = False  # the device gave an output once that nobody can use
     _unexcused: deque[_Unexcused] = field(default_factory=deque)
     _untold: list[tuple[str, int, int]] = field(default_factory=list)  # name, submitted_ns, at_ns
 
@@ -70,12 +71,18 @@ class Ends:
             self._judge_count(answer, completion_tokens, at_ns)
             if answer.was_lost and reason == "internal" and detail.startswith("output"):
                 self._add("I10", at_ns, answer, f"ended for the output ({detail}) of a job that failed and has none")
+            elif reason == "internal" and detail.startswith("output") and not self._may_be_spoiled:
+                self._add("I10", at_ns, answer, f"ended for an output ({detail}), and the device spoiled none")
             if reason != "internal" or self.answers.has_choice(answer):
                 self._needs_trouble(answer, f"{reason} {detail}".strip(), at_ns, is_own=reason == "device_fault")
         elif reason == PROCESS_ENDED:
             self._untold.append((answer.name, request.submitted_ns, at_ns))
         else:
             self._add("I1", at_ns, answer, f"ended with a reason that is none: {reason!r}")
+
+    @property
+    def _may_be_spoiled(self) -> bool:
+        return self.has_spoiled_output or not self.world.is_trouble_visible
 
     def _judge_regular(self, answer: Answer, reason: str, completion_tokens: int, at_ns: int) -> None:
         if answer.is_bad:

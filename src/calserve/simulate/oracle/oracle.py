@@ -25,6 +25,8 @@ from calserve.simulate.oracle.world import ClientRequest, World
 # names of ended requests that are kept to tell a late delivery from one for a request that never was
 ENDED_KEPT = 4096
 _NO_KV = "kv_cannot_allocate"
+_SPOILED = ("logits_nan", "logits_inf", "output_short")
+_BLOWS = (FactKind.FAULT, FactKind.RESET, FactKind.HOST_ENDED)
 
 
 class Oracle:
@@ -170,13 +172,21 @@ class Oracle:
         """The listener of the device."""
         self._board.take(fact)
         kind = fact.kind
+        if kind in _BLOWS:
+            self._sessions.was_hit = True
         if kind is FactKind.FAULT:
             self._fault(fact)
         elif kind is FactKind.RESET:
             self._sessions.trouble(None, fact.at_ns)
+        elif kind is FactKind.HELD:
+            where = f"session {fact.session} generation {fact.generation}"
+            self._findings.add(
+                "I4", fact.at_ns, f"at {fact.at_ns}: {where} submitted host memory that a job still holds"
+            )
 
     def _fault(self, fact: DeviceFact) -> None:
         self._sessions.trouble(None, fact.at_ns)
+        self._ends.has_spoiled_output = self._ends.has_spoiled_output or fact.detail in _SPOILED
         if fact.detail == _NO_KV:
             self._sessions.refused_kv(fact.at_ns, self._count)
         else:

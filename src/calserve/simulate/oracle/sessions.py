@@ -23,7 +23,7 @@ class Session:
     """state: as announced, "" before. due_ns: when the state must have changed, 0 for never.
 
     idle_since_ns: since when nothing is in flight and it serves; None otherwise. busy: jobs whose completion the host
-    waits for. trouble_ns: when something last went wrong on it.
+    waits for, oldest first: ticket -> since when. trouble_ns: when something last went wrong on it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Session:
     since_ns: int = 0
     due_ns: int = 0
     idle_since_ns: int | None = None
-    busy: set[int] = field(default_factory=set)
+    busy: dict[int, int] = field(default_factory=dict)
     trouble_ns: int = NEVER
     limit: int = 1
 
@@ -48,6 +48,7 @@ class Sessions:
     by_name: dict[str, Session] = field(default_factory=dict)
     trouble_ns: int = NEVER  # anywhere
     quiet_until_ns: int = 0  # a transient refusal may hold every session back until then
+    was_hit: bool = False  # whether the device, or its host, ever gave a reason to recover
     kv_refused_upto: int = 0  # requests up to this serial may wait for KV the board said it had not
 
     def __post_init__(self) -> None:
@@ -70,6 +71,9 @@ class Sessions:
             return
         self._check_idle(session, at_ns)
         world = self.world
+        if state == "recovering" and world.is_trouble_visible and not self.was_hit:
+            sentence = f"session {name} generation {generation} recovers, and nothing ever went wrong"
+            self.findings.add("I7", at_ns, sentence)
         bound = {
             "draining": world.drain_bound_ns,
             "recovering": world.recovery_bound_ns,
@@ -132,13 +136,13 @@ class Sessions:
     def job_began(self, name: str, ticket: int, at_ns: int) -> None:
         session = self.get(name)
         self._check_idle(session, at_ns)
-        session.busy.add(ticket)
+        session.busy[ticket] = at_ns
         session.idle_since_ns = None
 
     def job_over(self, name: str, ticket: int, at_ns: int) -> None:
         """The host knows of its end, or never will."""
         session = self.get(name)
-        session.busy.discard(ticket)
+        session.busy.pop(ticket, None)
         if not session.busy and session.state == "ready" and session.idle_since_ns is None:
             session.idle_since_ns = at_ns
 
@@ -152,6 +156,7 @@ class Sessions:
         self.kv_refused_upto = newest
 
     def process_ended(self, at_ns: int) -> None:
+        self.was_hit = True
         for session in self.by_name.values():
             self._check_idle(session, at_ns)
             session.busy.clear()
@@ -164,6 +169,18 @@ class Sessions:
         for session in self.by_name.values():
             self._check_due(session, at_ns)
             self._check_idle(session, at_ns)
+            self._check_jobs(session, at_ns)
+
+    def _check_jobs(self, session: Session, at_ns: int) -> None:
+        """I11: a session does not serve on while it waits for a job without end."""
+        bound = self.world.job_bound_ns
+        if not bound or not session.busy or session.state != "ready":
+            return
+        ticket, since = next(iter(session.busy.items()))
+        if at_ns - max(since, session.since_ns) > bound:
+            session.busy[ticket] = at_ns
+            where = f"session {session.name} generation {session.generation}"
+            self.findings.add("I11", at_ns, f"{where} serves on, and its ticket {ticket} is out since {since}")
 
     def _check_idle(self, session: Session, at_ns: int) -> None:
         """I8: nothing in flight, and somebody who could run, for longer than the host needs."""

@@ -62,6 +62,8 @@ class World:
     lane_fault_isolation: bool = False
     # jobs a dead process left on the device count as writing until they retire or a reset stops them
     judges_earlier_processes: bool = True
+    # whatever goes wrong shows as a fact of the device, so a session that recovers without any is wrong itself
+    is_trouble_visible: bool = False
     # jobs named up to here are the server's own (warm-up), their tokens nobody's
     last_own_job: int = 0
 
@@ -88,6 +90,9 @@ class World:
     recovery_bound_ns: int = 0
     # from VALIDATING or CONFIGURING to READY or FAILED, and of UNLOADING
     load_bound_ns: int = 0
+
+    # from a submit to its end or to its session's, in a session that is READY and stays so
+    job_bound_ns: int = 0
 
     # limits a refusal may name: over a session's line, over one tenant's part of it (0: no such limit)
     max_waiting_requests: int = 0

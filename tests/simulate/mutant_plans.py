@@ -1,0 +1,107 @@
+"""The runs in which mutants are to show: short, with few kinds of trouble at a time, and the same code's unpatched.
+
+Owns: scenarios by name; each is a plan but for its seed. Must not know: mutants. A plan is put together here and not
+drawn, so that what the soak draws may change without moving any of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from calserve.simulate.plan import (
+    HABITS,
+    SECOND,
+    BoardPlan,
+    Era,
+    FaultsPlan,
+    ListedFault,
+    Pace,
+    RunPlan,
+    ServerPlan,
+    TrafficPlan,
+)
+
+MS = SECOND // 1000
+WARM_JOBS = 86  # of a session with graphs of 1, 4 and 8 rows
+
+# Bursts with pauses between: a board that stands idle beside work is then seen to.
+CALM = Era(
+    number=0,
+    safety_ns=28 * SECOND,
+    liveness_ns=8 * SECOND,
+    board=BoardPlan(),
+    server=ServerPlan(),
+    faults=FaultsPlan(),
+    traffic=TrafficPlan(
+        burst_gap_ns=4 * SECOND,
+        burst_size=12,
+        burst_ns=SECOND // 5,
+        storm_gap_ns=20 * SECOND,
+        storm_size=60,
+        habits=HABITS,
+    ),
+    pace=Pace(),
+)
+# The budget is not what is looked at: with few resets most of a run would be spent Failed.
+SERVER = ServerPlan(max_resets=1000)
+PAIRS = replace(CALM, server=replace(SERVER, max_in_flight=2))
+# Late jobs are given up soon, so that they outlive the generation they were of.
+HASTY = replace(
+    SERVER, execution_deadline_floor_ns=500 * MS, overdue_grace_ns=200 * MS, recovery_drain_ns=500 * MS
+)  # fmt: skip
+
+
+def _faulty(era: Era, *points: str, mean_gap: int = 250, late_ns: int = 5 * SECOND) -> Era:
+    """mean_gap: jobs; a warm-up is some 90 of them, and few sessions should end in theirs."""
+    return replace(era, server=replace(era.server, max_resets=1000), faults=FaultsPlan(points, (), mean_gap, late_ns))
+
+
+def _refused_waits() -> FaultsPlan:
+    """Job after job whose wait gives 14, which is the job's own trouble: its generation goes on."""
+    return FaultsPlan(listed=tuple(ListedFault("wait_timeout", at, value=14) for at in range(100, 2000, 30)))
+
+
+def _first_jobs() -> FaultsPlan:
+    """The first job of each generation fails, after a warm-up of so many jobs."""
+    return FaultsPlan(listed=tuple(ListedFault("status_ccu_exception", (WARM_JOBS + 1) * n) for n in range(1, 12)))
+
+
+SCENARIOS = {
+    "calm": CALM,
+    "one_session": replace(CALM, board=BoardPlan(sessions=1)),
+    "specified": replace(CALM, board=BoardPlan("calculet-2chip", profiles=(1,), sessions=1)),
+    "pairs": PAIRS,
+    "cancels": replace(PAIRS, traffic=replace(CALM.traffic, mean_output=30)),
+    "own_trouble": replace(CALM, faults=_refused_waits()),
+    "exceptions": _faulty(CALM, "status_ccu_exception"),
+    "exceptions_in_pairs": _faulty(PAIRS, "status_ccu_exception"),
+    "again": replace(CALM, board=BoardPlan(sessions=1), server=SERVER, faults=_first_jobs()),
+    "not_finite": _faulty(CALM, "logits_nan"),
+    "short": _faulty(CALM, "output_short"),
+    "twice": _faulty(PAIRS, "completion_double"),
+    "strays": replace(_faulty(CALM, "completion_late", late_ns=7 * SECOND), server=HASTY),
+    "busy": _faulty(CALM, "submit_busy", mean_gap=60),
+    "lost": replace(
+        _faulty(CALM, "job_never_completes"), server=HASTY, pace=Pace(warm_step_ns=100 * MS)
+    ),
+    "late": replace(_faulty(CALM, "completion_late"), server=HASTY),
+    "lost_for_good": replace(
+        _faulty(CALM, "job_never_completes", mean_gap=100), server=replace(HASTY, max_resets=0)
+    ),
+    "killed": replace(
+        _faulty(CALM, "completion_late", mean_gap=20, late_ns=9 * SECOND),
+        crashes_ns=(9 * SECOND, 18 * SECOND, 27 * SECOND),
+        server=replace(HASTY, execution_deadline_floor_ns=20 * SECOND),
+    ),
+    "tenants": replace(
+        CALM,
+        board=BoardPlan(sessions=1),
+        server=ServerPlan(max_waiting_requests=300, max_waiting_prompt_tokens=60_000, tenant_lane_share_percent=100),
+        traffic=TrafficPlan(burst_gap_ns=5 * SECOND, burst_size=200, storm_gap_ns=10 * SECOND, mean_output=8),
+        safety_ns=20 * SECOND,
+    ),
+}  # fmt: skip
+
+
+def plan_of(scenario: str, seed: int) -> RunPlan:
+    return RunPlan(seed, (SCENARIOS[scenario],))

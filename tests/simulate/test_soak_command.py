@@ -1,0 +1,127 @@
+"""`calserve soak` from the outside: what it prints first, what it refuses, what its JSON has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from soak_rig import calserve
+
+from calserve.simulate.record import made_here
+from calserve.simulate.sometimes import PATHS
+
+BIGGEST = str(2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", "-1"], "--seed is 0 to 2^63-1, not -1."),
+        (["--seed", str(2**63)], f"--seed is 0 to 2^63-1, not {2**63}."),
+        (["--seed", str(10**40)], f"--seed is 0 to 2^63-1, not {10**40}."),
+        (["--seed", BIGGEST, "--seeds", "2"], f"--seed is 0 to 2^63-1, not {BIGGEST}."),
+        (["--hours", "0"], "A run lasts more than nothing and at most 8784 hours, not 0.0."),
+        (["--hours", "-3"], "A run lasts more than nothing and at most 8784 hours, not -3.0."),
+        (["--hours", "nan"], "A run lasts more than nothing and at most 8784 hours, not nan."),
+        (["--hours", "inf"], "A run lasts more than nothing and at most 8784 hours, not inf."),
+        (["--minutes", "nan"], "A run lasts more than nothing and at most 8784 hours, not nan."),
+        (["--hours", "1", "--minutes", "1"], "--hours and --minutes say the same thing; give one of them."),
+        (
+            ["--seeds", "2", "--record", "record.json"],
+            "--record keeps one run; of several --seeds, those that fail leave their records in --records.",
+        ),
+    ],
+    ids=str,
+)
+def test_flag_that_makes_no_sense_gets_one_sentence_and_exit_code_1(flags: list[str], said: str) -> None:
+    told = calserve("soak", *flags)
+    assert told.exit_code == 1
+    assert told.output.strip() == f"calserve: {said}"
+
+
+@pytest.mark.parametrize("flag", ["--record", "--report"])
+def test_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "file").write_text("")
+    told = calserve("soak", "--minutes", "1", flag, tmp_path / "file" / "record.json")
+    assert told.exit_code == 1
+    assert told.output.strip() == f"calserve: {tmp_path / 'file'} is no directory, so {flag} cannot put a file there."
+
+
+@pytest.mark.parametrize("flag", ["--record", "--report", "--replay"])
+def test_directory_in_the_place_of_a_file_is_refused(tmp_path: Path, flag: str) -> None:
+    told = calserve("soak", "--minutes", "1", flag, tmp_path)
+    assert told.exit_code == 1
+    assert len(told.output.strip().splitlines()[-1]) < 300
+    assert str(tmp_path) in told.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no such record."),
+        ("", "not JSON"),
+        ("null", "schema is 'None', this version replays calserve-soak-record/v1."),
+        ('{"schema": "calserve-soak-record/v1", "plan": {"seed": "x"}}', "this version cannot replay it"),
+    ],
+)
+def test_replay_of_what_is_no_record_gets_one_sentence(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "record.json"
+    if text is not None:
+        path.write_text(text)
+    told = calserve("soak", "--replay", path)
+    assert told.exit_code == 1
+    assert said in told.output
+    assert len(told.output.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_soak_prints_seed_commit_and_plan_before_anything_else() -> None:
+    told = calserve("soak", "--minutes", "1", "--seed", "3")
+    assert told.exit_code == 0, told.output
+    first, second = told.stdout.splitlines()[:2]
+    assert first.startswith(f"seed 3, commit {made_here().commit}, calserve ")
+    assert second.startswith("  era 0: ")
+    assert "faults: " in second
+    assert told.stdout.splitlines()[-1] == "verdict: clean"
+
+
+@pytest.mark.slow
+def test_soak_that_cannot_write_its_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the plan, then the run: a run that crashes has been announced."""
+    from calserve.simulate.run import Run
+
+    def crash(_: Run) -> None:
+        raise OSError(5, "planted")
+
+    monkeypatch.setattr(Run, "run", crash)
+    told = calserve("soak", "--minutes", "1", "--seed", "3", "--records", "/dev/null")
+    assert told.exit_code == 1
+    assert told.stdout.startswith("seed 3, commit ")
+
+
+@pytest.mark.slow
+def test_soak_json_is_one_object_with_everything(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    told = calserve("soak", "--minutes", "1", "--seed", "3", "--record", record, "--json")
+    answer = json.loads(told.stdout)
+    assert answer["verdict"] == "clean"
+    assert answer["runs"] == 1
+    assert answer["made_by"]["commit"] == made_here().commit
+    assert 60 <= 3600 * answer["virtual_hours"] <= 120
+    assert answer["counts"]["requests"] == sum(answer["ends"].values())
+    assert set(answer["sometimes"]) == set(PATHS)
+    assert list(answer["records_sha256"]) == ["3"]
+    assert len(answer["records_sha256"]["3"]) == 64
+    assert (answer["failed"], answer["weak"], answer["files"]) == ([], [], [str(record)])
+    assert 0 < answer["share_of_jobs_with_four_rows"] < 1
+    assert answer["mean_output_tokens"] > 1
+
+
+@pytest.mark.slow
+def test_soak_with_fewer_requests_than_asked_for_is_weak() -> None:
+    told = calserve("soak", "--minutes", "1", "--seed", "3", "--min-requests", "100000", "--json")
+    assert told.exit_code == 3
+    answer = json.loads(told.stdout)
+    assert answer["verdict"] == "weak"
+    assert answer["weak"] == [f"seed 3: {answer['counts']['requests']} requests"]
