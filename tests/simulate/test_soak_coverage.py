@@ -22,7 +22,7 @@ STEPS = (
     "sequence", "opening",
 )  # fmt: skip
 # Minutes and seeds, in two processes.
-RUNS = (("4", *map(str, range(1, 46))), ("4", *map(str, range(46, 91))))
+RUNS = (("4", *map(str, range(1, 46))), ("4", *map(str, range(146, 196))))
 
 PROGRAM = """
 import logging, sys
@@ -56,6 +56,10 @@ UNREACHABLE = {
         "except StopIteration as end:": _THREADS,
         "result: _End = end.value": _THREADS,
         "return result": _THREADS,
+    },
+    "engine_step": {
+        "return _unprepared(spec, fault)": "what core plans is within the contract that it was told of",
+        "return": "core gives no lane back of a generation whose end it ordered",
     },
     "audit": {'return ""': "an audit without a board, which only a test has"},
     "pool": {

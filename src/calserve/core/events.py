@@ -95,11 +95,16 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """The job retired badly after submit: what it wrote to KV is unknown."""
+    """The job came back bad after submit: what it wrote to KV is unknown.
+
+    has_ended: whether the board said that this very job is over. Where it did not (an error code without a status,
+    another job's completion) the device may still write: it counts as one that never returned.
+    """
 
     job: int
     generation: int
     failure: Failure
+    has_ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
