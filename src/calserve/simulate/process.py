@@ -23,10 +23,20 @@ from calserve.core.engine import Engine
 from calserve.core.events import Tick
 from calserve.core.outcomes import Failure
 from calserve.core.snapshot import SessionView
+from calserve.core.supervisor import EXIT_DONE
 from calserve.executor.audit import BoardAudit
 from calserve.executor.awaiting import Awaited as Answer
 from calserve.executor.awaiting import AwaitJob
-from calserve.executor.completion import Completed, Stray, SubmittedJob, completion_step
+from calserve.executor.completion import (
+    Completed,
+    GivenUp,
+    NextWait,
+    Stray,
+    SubmittedJob,
+    completion_step,
+    first_wait,
+    next_wait,
+)
 from calserve.executor.engine_step import EngineSteps, Message, Ways
 from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder, LifecycleSteps
 from calserve.executor.messages import Delivery, Ending, Recorder
@@ -37,8 +47,6 @@ from calserve.simulate.paced import BoardSession, Durations, PacedSession
 from calserve.simulate.plan import Pace
 from calserve.simulate.world import Wait, World
 
-# An overdue job is waited on again after this; nothing depends on its value (as in `executor.executor`).
-_WAIT_AGAIN_NS = 1_000_000_000
 # How long slow work takes beside the jobs of a warm-up, by order: configuring and resetting take their profile's time.
 _LIFECYCLE_NS = 30_000_000
 
@@ -70,6 +78,7 @@ class _Completion:
 
     jobs: deque[SubmittedJob] = field(default_factory=deque)
     is_waiting: bool = False
+    is_closed: bool = False
 
 
 class ServerProcess:
@@ -123,6 +132,8 @@ class ServerProcess:
     def kill(self, code: int, reason: str) -> None:
         """The process is gone at once: its threads, its streams, its hold on the board. Device memory stays."""
         if self.is_alive:
+            if code == EXIT_DONE:  # else it may end in the middle of a step
+                self.steps.check_ports(self._completions)
             self.is_alive = False
             self.parts.world.drop_waits()
             self.board.close()
@@ -206,7 +217,7 @@ class ServerProcess:
         self._completions[session, generation] = _Completion()
 
     def _close_completion(self, session: str, generation: int) -> None:
-        del self._completions[session, generation]
+        self._completions.pop((session, generation)).is_closed = True
 
     def _to_completion(self, job: SubmittedJob) -> None:
         thread = self._completions[job.spec.session, job.spec.generation]
@@ -218,32 +229,37 @@ class ServerProcess:
         thread.is_waiting = bool(thread.jobs)
         if thread.jobs:
             job = thread.jobs.popleft()
-            self._wait(thread, job, max(0, job.spec.execution_deadline_ns - self.parts.world.now_ns()))
+            self._wait(thread, job, first_wait(job, self.parts.world.now_ns()))
 
-    def _wait(self, thread: _Completion, job: SubmittedJob, timeout_ns: int) -> None:
+    def _wait(self, thread: _Completion, job: SubmittedJob, wait: NextWait) -> None:
+        if wait.pause_ns:
+            self._later(wait.pause_ns, partial(self._wait, thread, job, NextWait(wait.timeout_ns)))
+            return
         world, session = self.parts.world, cast(BoardSession, job.session)
-        wake = partial(self._later_if_alive, partial(self._complete, thread, job))
-        world.wait(Wait(session, job.ticket, world.now_ns() + timeout_ns, wake))
+        until_ns = world.now_ns() + wait.timeout_ns
+        wake = partial(self._later_if_alive, partial(self._complete, thread, job, until_ns))
+        world.wait(Wait(session, job.ticket, until_ns, wake))
 
     def _later_if_alive(self, action: Callable[[], None]) -> None:
         if self.is_alive:
             self._later(self.parts.durations.draw(self.parts.pace.d2h), action)
 
-    def _complete(self, thread: _Completion, job: SubmittedJob) -> None:
-        world = self.parts.world
+    def _complete(self, thread: _Completion, job: SubmittedJob, until_ns: int) -> None:
+        now_ns = self.parts.world.now_ns()
         code, status = job.session.wait(job.ticket, 0)
         was_overdue = job.is_overdue
-        outcome = completion_step(job, code, status, world.now_ns())
-        if isinstance(outcome, Completed):
-            self._post_sampled(outcome)
-            self._wait_for_next(thread)
-        elif isinstance(outcome, Stray):
+        outcome = completion_step(job, code, status, now_ns)
+        if isinstance(outcome, Stray):
             self._post_sampled(outcome.event)
-            self._wait(thread, job, max(0, job.spec.execution_deadline_ns - world.now_ns()))
-        else:
-            if not was_overdue:
-                self._post_sampled(outcome)
-            self._wait(thread, job, _WAIT_AGAIN_NS)
+        elif isinstance(outcome, Completed) or not was_overdue:
+            self._post_sampled(outcome)
+        again = next_wait(job, outcome, until_ns, now_ns, thread.is_closed)
+        if again is not None:
+            self._wait(thread, job, again)
+            return
+        if not isinstance(outcome, Completed):
+            self._post_sampled(GivenUp(job))
+        self._wait_for_next(thread)
 
     def _post_sampled(self, message: Message) -> None:
         self._later(self.parts.durations.draw(self.parts.pace.sample), partial(self.post, message))

@@ -24,6 +24,7 @@ from calserve.simulate.clients import Client, Clients, Listeners, Market
 from calserve.simulate.clock import SoakClock
 from calserve.simulate.config import config_of
 from calserve.simulate.judge import MODEL, make_oracle
+from calserve.simulate.liveness import Liveness, settle_ns
 from calserve.simulate.moves import draw_unloads
 from calserve.simulate.oddities import Oddities
 from calserve.simulate.oracle import Oracle
@@ -39,7 +40,6 @@ RESTART_NS = 2 * SECOND  # a supervisor's pause before it starts the process aga
 OPERATOR_NS = 4 * SECOND  # how often an operator looks at the board
 PATIENCE = 3  # looks at a session that stays failed before the process is restarted
 DRAIN_NS = 5 * SECOND
-HEALING_NS = 30 * SECOND  # a recovery that was under way when the faults healed may take so long
 
 
 class Run:
@@ -77,9 +77,8 @@ class Run:
         self._oddities: Oddities | None = None
         self._oracle: Oracle | None = None
         self._clients: Clients | None = None
-        self._is_healed = False
+        self._liveness = Liveness()
         self._is_ending = False
-        self._healed_ns = 0
 
     @property
     def result(self) -> RunResult:
@@ -87,7 +86,7 @@ class Run:
         return self._result
 
     def run(self) -> RunResult:
-        """Never raises for what the code under test did: that is a violation, with its traceback."""
+        """Never raises for what the code under test did: that is a violation."""
         try:
             for era in self.plan.eras:
                 self._run_era(era)
@@ -105,7 +104,8 @@ class Run:
     def _run_era(self, era: Era) -> None:
         now = self._world.now_ns()
         self._open_board(era)
-        self._is_healed = self._is_ending = False
+        self._is_ending = False
+        self._liveness.begin_era()
         self._starts = 0
         self._result.eras_begun += 1
         clients = self._open_clients(era)
@@ -124,6 +124,9 @@ class Run:
         self._pass_until(safe_ns)
         self._heal()
         self._pass_until(end_ns)
+        if not self._violations():
+            views = self._views if self._process is not None else ()
+            self._say(self._liveness.complaint_about(views, self._world.now_ns()))
         self._end_era()
 
     def _pass_until(self, end_ns: int) -> None:
@@ -220,9 +223,9 @@ class Run:
             self._oddities.heal()
         if self._process is not None:
             self._process.heal()
-        self._is_healed = True
-        self._healed_ns = self._world.now_ns()
-        self._hash.note(f"healed at {self._healed_ns}")
+        now, timing = self._world.now_ns(), self._device.profile.timing
+        self._liveness.heal(now, settle_ns(timing.configure_ns, timing.reset_ns))
+        self._hash.note(f"healed at {now}")
 
     # --- the server's life ------------------------------------------------------------------------------
 
@@ -319,10 +322,9 @@ class Run:
             self._process.post(order)
 
     def _operate(self, era: Era, end_ns: int) -> None:
-        """What a person does about a session that failed: load it again; if that does not help, start afresh; and a
-        board that is lost is switched off and on."""
+        """What a person does about a session that failed: load it again, or start afresh with the board off and on."""
         now = self._world.now_ns()
-        if self._is_ending or now >= end_ns:
+        if self._is_ending or now >= end_ns or not self._liveness.may_help(now):
             return
         failed = [view for view in self._views if view.state in (GenerationState.FAILED, GenerationState.UNLOADED)]
         self._failed_looks = self._failed_looks + 1 if failed else 0
@@ -364,14 +366,13 @@ class Run:
             self._watch.ended(client.request.name, end, self._world.now_ns())
         ends = self._result.ends
         ends[end] = ends.get(end, 0) + 1
-        lost = end.startswith(("device_fault", "internal", "process_ended"))
-        is_late = client.request.submitted_ns > self._healed_ns + HEALING_NS
-        if lost and self._is_healed and is_late and not self._is_ending:
-            self._say(f"liveness: {client.request.name} was lost ({end}) after every fault had healed")
+        if not self._is_ending:
+            self._say(self._liveness.complaint_of(client.request, end))
 
     def _say(self, sentence: str) -> None:
-        self._result.violations.append(sentence)
-        self._result.violation_count += 1
+        if sentence:
+            self._result.violations.append(sentence)
+            self._result.violation_count += 1
 
     def _violations(self) -> bool:
         return bool(self._result.violations) or bool(self._oracle is not None and self._oracle.violations)
