@@ -176,9 +176,9 @@ class Rig:
         self.send(JobSubmitted(spec.job, spec.generation))
         return self.send(JobDone(spec.job, spec.generation, results(spec, ends)))
 
-    def failed(self, kind: FaultClass, job: int | None = None) -> list[Command]:
+    def failed(self, kind: FaultClass, job: int | None = None, *, has_ended: bool = True) -> list[Command]:
         spec = self.jobs.pop(job or min(self.jobs))
-        return self.send(JobFailed(spec.job, spec.generation, fault(kind)))
+        return self.send(JobFailed(spec.job, spec.generation, fault(kind), has_ended))
 
     def unprepared(self, kind: FaultClass, stage: str = "submit") -> list[Command]:
         spec = self.jobs.pop(min(self.jobs))

@@ -179,7 +179,7 @@ def test_pinned_bank_the_board_does_not_support_is_left_to_the_board_from_then_o
 
 def watch(proven: int = 2) -> tuple[Concurrency, Outbox]:
     out = Outbox()
-    room = Concurrency(out)
+    room = Concurrency(out, 2)
     room.open(proven)
     return room, out
 

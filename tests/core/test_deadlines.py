@@ -27,17 +27,36 @@ def test_queue_deadline_stands_in_the_job_and_past_it_the_rows_roll_back_and_go_
     rig.submit("r1", new=4)
     assert rig.spec.submit_by_ns == 42 * MS
     old = rig.jobs.pop(rig.spec.job)
-    assert submits(rig.at(50 * MS).send(PrepareFailed(old.job, 1, LATE))) == []
-    assert (rig.view.state, rig.view.lanes_by_state["active"], rig.view.lanes_by_state["unknown"]) == (G.READY, 1, 0)
-    (spec,) = submits(rig.tick(55 * MS))
-    assert (spec.rows, spec.submit_by_ns) == (old.rows, 95 * MS)
-    assert "resets" not in rig.counters
+    (spec,) = submits(rig.at(50 * MS).send(PrepareFailed(old.job, 1, LATE)))
+    assert (spec.rows, spec.submit_by_ns) == (old.rows, 90 * MS)
+    assert (rig.view.state, rig.view.lanes_by_state["updating"], rig.view.lanes_by_state["unknown"]) == (G.READY, 1, 0)
 
 
-def test_queue_deadline_is_never_past_the_last_deadline_of_the_rows() -> None:
+def test_queue_deadline_missed_twice_at_one_instant_pauses_instead_of_spinning() -> None:
+    rig = Rig(config=SchedulerConfig(transient_backoff_ns=5 * MS)).up()
+    rig.submit("r1", new=4)
+    rig.send(PrepareFailed(rig.jobs.pop(1).job, 1, LATE))
+    assert submits(rig.send(PrepareFailed(rig.jobs.pop(2).job, 1, LATE))) == []
+    assert rig.engine.next_deadline_ns() == 5 * MS
+    assert len(submits(rig.tick(5 * MS))) == 1
+
+
+def test_queue_deadline_missed_on_and_on_never_ends_the_generation() -> None:
+    rig = Rig().up()
+    rig.submit("long", new=40)
+    rig.done()
+    for i in range(1, 50):
+        rig.at(i * MS).send(PrepareFailed(rig.jobs.pop(rig.spec.job).job, 1, LATE))
+    while rig.jobs:
+        rig.done()
+    assert (rig.reason("long"), rig.view.generation, rig.counters["missed_queue_deadlines"]) == ("length", 1, 49)
+    assert not {"faults_transient", "retries_exhausted", "transient_retries", "rebuilds"} & set(rig.counters)
+
+
+def test_queue_deadline_is_the_jobs_and_no_row_nearly_expired_shortens_it() -> None:
     rig = Rig(config=SchedulerConfig(queue_deadline_ns=5_000 * MS)).up()
     rig.submit("short", deadline=30 * MS)
-    assert rig.spec.submit_by_ns == 30 * MS
+    assert rig.spec.submit_by_ns == 5_000 * MS
     assert Rig(config=SchedulerConfig(queue_deadline_ns=0)).up().submit("r")[0].spec.submit_by_ns == 0  # type: ignore[union-attr]
 
 
@@ -49,7 +68,7 @@ def test_queue_deadline_missed_is_no_refusal_of_the_board() -> None:
         old = rig.jobs.pop(rig.spec.job)
         rig.send(PrepareFailed(old.job, 1, LATE))
         rig.tick(i * 100 * MS)
-    assert (rig.view.max_in_flight, rig.counters["transient_retries"]) == (2, 4)
+    assert (rig.view.max_in_flight, rig.view.downgrade_reason) == (2, "")
 
 
 def test_execution_deadline_keeps_buffers_and_lanes_waits_a_grace_then_recovers() -> None:

@@ -154,12 +154,41 @@ def test_transient_failure_after_submit_backs_off_and_the_unseen_request_starts_
     assert (spec.rows[0].request, spec.rows[0].first_position, spec.rows[0].lane) == ("r1", 0, 1)
 
 
-def test_rebuild_the_same_trouble_again_within_the_window_is_a_reset() -> None:
+@pytest.mark.parametrize("kind", [F.REQUEST, F.PROGRAMMING, F.LIFECYCLE])
+def test_rebuild_the_same_trouble_again_of_a_class_without_a_reset_is_failed(kind: F) -> None:
     rig = Rig(facts=paged_facts(lanes=1)).up()
     rig.submit("r1")
-    rig.lifecycle(rig.failed(F.REQUEST))
+    rig.lifecycle(rig.failed(kind))
+    assert rig.view.generation == 2
     rig.submit("r2")
-    assert rig.failed(F.REQUEST)[-1] == Reset("s", 2, ResetScope.SESSION, fault(F.REQUEST))
+    assert rig.failed(kind)[-1] == Release("s", 2, fault(kind))
+    assert (rig.view.state, "resets" in rig.counters, rig.counters["rebuilds_in_vain"]) == (G.FAILED, False, 1)
+
+
+@pytest.mark.parametrize(("kind", "package"), [(F.REQUEST, "good"), (F.PROGRAMMING, None), (F.LIFECYCLE, None)])
+def test_rebuild_in_vain_rolls_back_only_where_the_artifact_is_to_blame(kind: F, package: str | None) -> None:
+    rig = Rig(facts=paged_facts(lanes=1)).up(package="good").up(package="new")
+    for name in ("r1", "r2"):
+        rig.submit(name)
+        rig.lifecycle(rig.failed(kind))
+    is_back = package is not None
+    assert (rig.view.state, rig.view.package) == (G.READY if is_back else G.FAILED, package or "new")
+
+
+def test_rebuild_for_a_fenced_lane_is_not_blamed_on_a_later_busy_board() -> None:
+    rig = Rig(SchedulerConfig(transient_backoff_ns=MS), paged_facts(lanes=2)).up()
+    rig.submit("r1", new=9)
+    rig.unprepared(F.TRANSIENT)
+    rig.tick(MS)
+    assert rig.failed(F.REQUEST)[-1] == Release("s", 1, fault(F.REQUEST))
+
+
+def test_rebuild_the_same_trouble_again_of_a_busy_board_is_a_reset_and_the_window_forgives() -> None:
+    rig = Rig(SchedulerConfig(max_transient_retries=0)).up()
+    rig.submit("r1")
+    rig.lifecycle(rig.failed(F.TRANSIENT))
+    rig.submit("r2")
+    assert rig.failed(F.TRANSIENT)[-1] == Reset("s", 2, ResetScope.SESSION, fault(F.TRANSIENT))
     later = Rig(facts=paged_facts(lanes=1)).up()
     later.submit("r1")
     later.lifecycle(later.failed(F.REQUEST))
@@ -289,6 +318,22 @@ def test_prepare_failed_for_kv_twice_at_one_instant_pauses_the_rows_that_remain(
     assert rig.engine.next_deadline_ns() == 5 * MS
     rig.tick(5 * MS)
     assert rig.rows == ["stream"]
+
+
+def test_prepare_failed_for_kv_whose_last_holder_is_fenced_is_tried_again_by_its_time() -> None:
+    rig = Rig(SchedulerConfig(kv_retry_ns=700 * MS)).up()
+    rig.submit("holds", new=20)
+    rig.done()
+    rig.submit("waits", new=4)
+    rig.done()
+    assert rig.rows == ["holds", "waits"]
+    rig.unprepared(F.TRANSIENT, stage="kv")
+    assert (rig.rows, rig.view.waiting_reason) == (["holds"], "kv_released")
+    rig.failed(F.REQUEST)
+    assert (rig.jobs, rig.view.state, rig.view.waiting_reason) == ({}, G.READY, "kv_released")
+    assert rig.engine.next_deadline_ns() == 700 * MS
+    rig.tick(700 * MS)
+    assert rig.rows == ["waits"]
 
 
 def test_busy_without_a_backoff_still_does_not_go_again_at_the_same_instant() -> None:
@@ -520,8 +565,36 @@ def test_overdue_past_the_grace_without_restart_is_failed() -> None:
 # --- a row that is not usable ---------------------------------------------------------------------------
 
 
-def test_unusable_row_ends_its_request_and_the_generation_is_warmed_again() -> None:
+ISOLATED = paged_facts(proven=EVERYTHING | {"lane_fault_isolation"})
+
+
+def test_unusable_row_without_proven_isolation_is_a_failed_job_and_nothing_of_it_is_delivered() -> None:
     rig = Rig().up()
+    for name in ("bad", "mate", "apart"):
+        rig.submit(name, prompt=60, new=20)
+    while {row.request for row in rig.spec.rows} != {"bad", "mate", "apart"}:
+        rig.done()
+    told = len(rig.emitted)
+    commands = rig.done(ends={"bad": RowEnd.ERROR})
+    assert {rig.reason(name) for name in ("bad", "mate", "apart")} == {"internal"}
+    assert (len(rig.emitted), rig.jobs, rig.view.state) == (told, {}, G.RECOVERING)
+    assert isinstance(commands[-1], Release)
+    rig.lifecycle(commands)
+    assert (rig.view.state, rig.view.generation) == (G.READY, 2)
+
+
+def test_unusable_row_without_proven_isolation_submits_nothing_more_to_that_generation() -> None:
+    proven = EVERYTHING | {"concurrent_jobs"}
+    rig = Rig(SchedulerConfig(max_in_flight=2), paged_facts(max_in_flight=2, proven=proven)).up()
+    rig.submit("bad", new=9)
+    rig.submit("apart", new=9)
+    assert submits(rig.done(job=1, ends={"bad": RowEnd.ERROR})) == []
+    assert (rig.view.state, rig.view.lanes_by_state["unknown"], rig.view.jobs_in_flight) == (G.DRAINING, 1, 1)
+    assert rig.view.downgrade_reason == "output"
+
+
+def test_unusable_row_ends_its_request_and_the_generation_is_warmed_again() -> None:
+    rig = Rig(facts=ISOLATED).up()
     rig.submit("bad", new=20)
     rig.submit("good", new=3)
     while len(rig.spec.rows) < 2:
@@ -550,7 +623,7 @@ def test_request_that_leaves_no_token_to_choose_ends_alone() -> None:
 
 
 def test_drain_before_a_recovery_is_bounded() -> None:
-    rig = Rig(config=SchedulerConfig(recovery_drain_ns=80 * MS)).up()
+    rig = Rig(SchedulerConfig(recovery_drain_ns=80 * MS), ISOLATED).up()
     rig.submit("bad", new=20)
     rig.submit("good", new=100)
     while len(rig.spec.rows) < 2:
@@ -566,7 +639,7 @@ def test_drain_before_a_recovery_is_bounded() -> None:
 
 def in_soft_drain() -> Rig:
     """`bad` was not usable; `good` may end before the generation is rebuilt; `waits` stands in line."""
-    rig = Rig(facts=paged_facts(lanes=2)).up()
+    rig = Rig(facts=replace(ISOLATED, lanes=2)).up()
     rig.submit("bad", new=20)
     rig.submit("good", new=9)
     rig.submit("waits", new=1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from core_rig import MS, Rig, fault, paged_facts, submits
+from core_rig import EVERYTHING, MS, Rig, fault, paged_facts, submits
 
-from calserve.core.commands import Reset
+from calserve.core.commands import Configure, Release, ReleaseLane, Reset
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import Load, ResetDone, Shutdown, Unload
 from calserve.core.outcomes import FaultClass
@@ -80,6 +80,52 @@ def test_deadline_of_a_request_goes_with_it() -> None:
     rig.failed(F.DEVICE, job=3)
     rig.tick(50 * MS)
     assert rig.reason("short") == "deadline"
+
+
+# --- a reset that takes every session along --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leader", ["a", "b"])
+def test_sibling_that_stands_still_for_a_wide_reset_has_no_way_of_its_own(leader: str) -> None:
+    """Busy again and again, rebuilt once, so the second time is a reset; only the configuration's is there."""
+    proven = EVERYTHING - {"session_reset"}
+    rig = Rig(SchedulerConfig(max_transient_retries=0), paged_facts(proven=proven)).up("a").up("b")
+    for _ in range(2):
+        for name in ("x", "y"):
+            rig.submit(f"{name}{rig.now}", new=4)
+        mine = next(job for job, spec in rig.jobs.items() if spec.session == leader)
+        commands = rig.failed(F.TRANSIENT, job=mine)
+        rig.orders.clear() if rig.now else rig.lifecycle(commands)
+        rig.now += MS
+        while rig.jobs:
+            commands = rig.done()
+    assert [type(order) for order in rig.orders if not isinstance(order, ReleaseLane)] == [Reset]
+    generations = {view.session: view.generation for view in rig.engine.snapshot(rig.now).sessions}
+    again = rig.send(ResetDone(leader, generations[leader]))
+    assert [type(order) for order in again] == [Configure, Configure]
+    for order in again:
+        rig.lifecycle([order])
+    views = rig.engine.snapshot(rig.now).sessions
+    assert [view.state for view in views] == [G.READY, G.READY]
+    assert all(view.generation > generations[view.session] for view in views)
+    assert (rig.counters["rebuilds"], rig.counters["resets"]) == (1, 1)
+
+
+def test_sibling_taken_along_may_be_rebuilt_for_its_own_trouble_later() -> None:
+    """To be taken along is not to have been rebuilt: its own trouble comes for the first time."""
+    proven = EVERYTHING - {"session_reset"}
+    rig = Rig(facts=paged_facts(proven=proven)).up("a").up("b")
+    rig.submit("x", new=4)
+    for order in rig.failed(F.DEVICE):
+        if isinstance(order, Reset):
+            for configure in rig.send(rig.answer(order)):
+                rig.lifecycle([configure])
+    while rig.jobs:
+        rig.done()
+    for name in ("y", "z"):
+        rig.submit(name, new=4)
+    mine = next(job for job, spec in rig.jobs.items() if spec.session == "b")
+    assert isinstance(rig.failed(F.LIFECYCLE, job=mine)[-1], Release)
 
 
 # --- an order that is never answered ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -86,7 +86,9 @@ class ExecutorRig:
         clock: Callable[[], int],
         tokenizer: Tokenizer,
         config: SchedulerConfig | None = None,
+        sessions: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
+        """sessions: the chips of each; without it one session `s0` on all of them."""
         self.board, self.package, self.tokenizer, self.clock = board, package, tokenizer, clock
         self.outlet = CollectingOutlet()
         self.jobs: deque[SubmittedJob] = deque()
@@ -107,11 +109,11 @@ class ExecutorRig:
             jobs_kept=self.config.max_in_flight,
             audit=BoardAudit(board),
         )
+        sessions = sessions or {"s0": tuple(chip.chip for chip in board.describe().chips)}
         options = {
-            "s0": LoadOptions(
-                tuple(chip.chip for chip in board.describe().chips), max_in_flight=self.config.max_in_flight
-            )
+            name: LoadOptions(chips, max_in_flight=self.config.max_in_flight) for name, chips in sessions.items()
         }
+        self.sessions = tuple(sessions)
         self.lifecycle = LifecycleSteps(board, lambda _hash: package, options, clock)
 
     def _open(self, session: str, generation: int) -> None:
@@ -126,10 +128,11 @@ class ExecutorRig:
         self.specs.append(job)
 
     def load(self) -> None:
-        self.steps.take(Load("s0", "m", self.package.hash))
+        for name in self.sessions:
+            self.steps.take(Load(name, "m", self.package.hash))
         self.settle()
         states = [view.state for view in self.engine.snapshot(self.clock()).sessions]
-        assert states == [GenerationState.READY], (states, self.outlet.sessions)
+        assert states == [GenerationState.READY] * len(self.sessions), (states, self.outlet.sessions)
 
     def submit(
         self,
@@ -170,11 +173,13 @@ class ExecutorRig:
 
     def settle(self) -> None:
         """Run until nothing is in flight and no order waits."""
+        self.steps.check_ports(self.generations)
         while self.jobs or self.orders:
             if self.orders:
                 self.run_order()
             else:
                 self.retire_one()
+        self.steps.check_ports(self.generations)
 
     def run(self, prompts: Many[Many[int]], new_tokens: int, **params: object) -> list[list[int]]:
         """All at once; the tokens each request was given."""
@@ -193,6 +198,8 @@ class ExecutorRig:
             assert view.running_requests == view.waiting_requests == view.jobs_in_flight == 0, view
         assert all(port.pool.leased == 0 for port in self.steps.ports.values())
         assert not self.steps.sequences
+        assert not self.steps.lent
+        assert not self.steps.endings.ports
         for port in self.steps.ports.values():
             assert port.session.kv.can_allocate(port.session.kv_units)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
 
 from executor_rig import Collected, ExecutorRig, byte_tokenizer
 from harness import prompt
@@ -12,6 +14,7 @@ from calserve.core.config import SchedulerConfig
 from calserve.core.events import Tick
 from calserve.core.snapshot import SessionView
 from calserve.executor.messages import Ending
+from calserve.runtime.contract import Evidence
 from calserve.runtime.sim import PROFILES, Fault, FaultPlan, SimBoard, SimDevice, VirtualClock, sim_package
 from calserve.runtime.sim.oracle import greedy_tokens
 
@@ -21,7 +24,10 @@ MakeAny = Callable[..., ExecutorRig]  # see `tests/faults/conftest.py`
 
 @contextmanager
 def fault_rigs() -> Iterator[Make]:
-    """make(*faults, profile=, jobs=, config=): a rig; its board is closed at the end."""
+    """make(*faults, profile=, jobs=, config=, cut=, two=): a rig; its board is closed at the end.
+
+    cut: capabilities that are not proven on it. two: sessions `s0` and `s1`, each on a chip of its own.
+    """
     boards: list[SimBoard] = []
 
     def made(
@@ -29,13 +35,18 @@ def fault_rigs() -> Iterator[Make]:
         profile: str = "assumed-lanes",
         jobs: int = 1,
         config: SchedulerConfig | None = None,
+        cut: tuple[str, ...] = (),
+        two: bool = False,
     ) -> ExecutorRig:
-        clock, package = VirtualClock(), sim_package(PROFILES[profile])
+        states = {**PROFILES[profile].capabilities, **dict.fromkeys(cut, Evidence.C3)}
+        facts = replace(PROFILES[profile], capabilities=MappingProxyType(states))
+        clock, package = VirtualClock(), sim_package(facts)
         plan = FaultPlan()
-        board = SimBoard(device=SimDevice(PROFILES[profile], clock, plan))
+        board = SimBoard(device=SimDevice(facts, clock, plan))
         boards.append(board)
         config = config or SchedulerConfig(max_in_flight=jobs)
-        rig = ExecutorRig(board, package, clock.now_ns, byte_tokenizer(package.vocab_size), config)
+        sessions = {"s0": (0,), "s1": (1,)} if two else None
+        rig = ExecutorRig(board, package, clock.now_ns, byte_tokenizer(package.vocab_size), config, sessions)
         rig.load()
         plan.visits.clear()
         plan.__init__(faults)  # type: ignore[misc]

@@ -43,6 +43,7 @@ def test_completion_only_code_0_with_status_done_is_a_success(make: Make, code: 
         assert outcome.deliveries[0] is not None
         return
     assert isinstance(outcome.event, JobFailed)
+    assert outcome.event.has_ended is (kind in (StatusKind.DONE, StatusKind.DONE_CCU_EXCEPTION))
     failure = outcome.event.failure
     expected = CLASSES.get(code, D.UNKNOWN if kind is None else D.DEVICE)
     assert (failure.code, failure.fault) == (code, expected)
@@ -83,7 +84,7 @@ def test_completion_of_a_later_generation_is_not_believed(make: Make) -> None:
 def test_completion_of_an_older_generation_is_a_stray_whatever_its_code(make: Make) -> None:
     rig, ticket = in_flight(make)
     for code in (0, 13, 18):
-        old = JobStatus(ticket, ticket.generation - 1, StatusKind.DONE)
+        old = JobStatus(Ticket(ticket.number - 1, 0, ticket.generation - 1), ticket.generation - 1, StatusKind.DONE)
         assert isinstance(completion_step(rig.jobs[0], code, old, rig.clock()), Stray)
         assert rig.jobs[0].lease.state is BufferState.SUBMITTED
 

@@ -80,10 +80,12 @@ def test_warm_up_asks_for_each_job_while_it_is_in_flight_and_time_stands_still(b
     [
         (13, None, "lost"),
         (13, StatusKind.DONE, "lost"),
-        (18, None, "warm"),
+        (18, None, "lost"),
         (28, StatusKind.DONE, "warm"),
         (0, StatusKind.DONE_CCU_EXCEPTION, "warm"),
-        (0, StatusKind.RUNNING, "warm"),
+        (18, StatusKind.DONE_CCU_EXCEPTION, "warm"),
+        (0, StatusKind.RUNNING, "lost"),
+        (28, StatusKind.RUNNING, "lost"),
         (0, None, "lost"),
     ],
 )
@@ -198,10 +200,10 @@ def test_memory_of_a_generation_is_kept_until_the_board_is_done_with_it(make: Ma
     assert not rig.steps.ports
     assert rig.steps.buffer_counts().quarantined == 1
     kept = rig.specs[-1].lease
-    assert [kept] == [lease for port in rig.steps.ending.values() for lease in port.pool.quarantined]
+    assert [kept] == [lease for port in rig.steps.endings.ports.values() for lease in port.pool.quarantined]
     settle(rig)
     assert view_of(rig).generation == 2
-    assert rig.steps.ending == {}
+    assert rig.steps.endings.ports == rig.steps.endings.fenced == {}
     counts = rig.steps.buffer_counts()
     assert (counts.leased, counts.quarantined) == (0, 0)
     assert counts.allocated > 0
@@ -238,7 +240,7 @@ def test_memory_of_a_lost_job_is_kept_until_its_reset_is_done(make: Make) -> Non
     (lost,) = rig.overdue
     assert lost.lease.state is BufferState.SUBMITTED
     settle(rig)
-    assert rig.steps.ending == {}
+    assert rig.steps.endings.ports == rig.steps.endings.fenced == {}
     assert rig.steps.buffer_counts().leased == 0
     assert view_of(rig).generation == 2
 

@@ -226,3 +226,18 @@ def test_job_that_went_well_costs_under_20_us() -> None:
     # The best quarter: others work on this machine too.
     assert sorted(times)[500] < 20_000
     assert len(log._jobs) == 1
+
+
+def test_reset_of_the_configuration_names_the_jobs_of_every_session_taken_along(out: io.StringIO) -> None:
+    log = RecordLog()
+    log(0, Tick(), [job(7), job(8, "chip1", 4)])
+    log(0, Tick(), [Reset("chip0", 3, ResetScope.CONFIGURATION, LOST)])
+    log(0, Tick(), [Reset("chip0", 3, ResetScope.SESSION, LOST)])
+    assert [line["jobs_out"] for line in lines(out)] == ["[7, 8]", "[7]"]
+
+
+def test_reset_before_the_first_use_is_an_error_with_how_the_board_stood(out: io.StringIO) -> None:
+    note = BoardNote((("runtime", "0.7.6"),), True)
+    RecordLog()(0, BoardAnomaly("chip0", 1, "1 jobs stayed", note, note), [])
+    (line,) = lines(out)
+    assert (line["level"], line["before"]) == ("error", "healthy; runtime 0.7.6")

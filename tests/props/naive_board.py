@@ -51,6 +51,9 @@ class NaiveBoard:
             self.live[name] = Known(prompt, asked)
 
     def done(self, spec: JobSpec, ends: tuple[RowEnd, ...]) -> None:
+        if RowEnd.ERROR in ends and "lane_fault_isolation" not in self.facts.proven:
+            self.spoilt(spec)
+            return
         self._retire(spec)
         for row, end in zip(spec.rows, ends, strict=True):
             known = self.live.get(row.request)
@@ -61,6 +64,12 @@ class NaiveBoard:
             if row.logits is LogitsWanted.LAST and not known.broken:
                 known.generated += 1
                 known.stopped = end in STOPS
+
+    def spoilt(self, spec: JobSpec) -> None:
+        """Nothing says that what spoilt one row stayed in it: none of them is delivered, their lanes are fenced."""
+        self._retire(spec)
+        self.retired = {}
+        self.fence(spec)
 
     def unstarted(self, spec: JobSpec) -> None:
         self._retire(spec)

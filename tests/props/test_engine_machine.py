@@ -83,6 +83,10 @@ BOARDS: dict[str, Callable[[], tuple[SchedulerConfig, SessionFacts]]] = {
         paged_facts(units=10, context=96, proven=EVERYTHING - {"session_reset"}),
     ),
     "two copies": lambda: (_config(), paged_facts(units=10, context=96, proven=EVERYTHING | {"chip_reset"})),
+    "paged, lanes isolated": lambda: (
+        _config(),
+        paged_facts(units=12, context=96, proven=EVERYTHING | {"lane_fault_isolation"}),
+    ),
     "lanes": lambda: (_config(), lane_facts(profiles=(1, 2, 4))),
     "lanes, two jobs": lambda: (
         _config(max_in_flight=2, fixed_engine=1),
@@ -106,6 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.naive = NaiveBoard(self.facts, config.max_in_flight)
         self.orders: dict[str, Order] = {}  # lifecycle orders that are out, by session
         self.names = ["s", "s2"] if "two copies" in self.board else ["s"]
+        self.writing: dict[str, int] = {}  # generations of which a job may write on, by session
         self.lost: list[JobSpec] = []  # completions that may still come, of generations that are gone
         self.exited = False
         for name in self.names:
@@ -124,6 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
                 if isinstance(command, Release):
                     jobs = self.naive.jobs.values()
                     assert command.session not in {spec.session for spec in jobs}, "released under a job"
+                self.check_writing(command)
                 if isinstance(command, Reset):
                     self.lose_jobs(None if self.is_wide(command) else command.session)
         self.naive.hear(commands)
@@ -132,6 +138,15 @@ class EngineMachine(RuleBasedStateMachine):
             self.lose_jobs(None)
         if self.scan:
             self.engine.check_invariants()
+
+    def check_writing(self, command: Order) -> None:
+        """A job that may write on: of its generation nothing is released, and only a chip reset takes it down."""
+        if isinstance(command, Release):
+            assert self.writing.get(command.session) != command.generation, "released under a lost job"
+        elif isinstance(command, Reset):
+            mine = self.writing.get(command.session) == command.generation
+            assert not mine or command.scope is ResetScope.CHIP, "a lost job is not ended by this reset"
+            assert not self.is_wide(command) or not self.writing, "a sibling's lost job writes on"
 
     def has_exit(self, commands: list[Command]) -> bool:
         return any(isinstance(command, Exit) for command in commands)
@@ -163,6 +178,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.send(Released(session, generation, failure))
             case Reset(session, generation):
                 self.naive.forget_restarts(None if self.is_wide(order) else generation)
+                if not bad:
+                    self.writing.pop(session, None)
                 self.send(ResetDone(session, generation, failure))
 
     def pick(self, index: int) -> JobSpec:
@@ -252,11 +269,16 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         index=st.integers(0, 3),
         kind=st.sampled_from([*FaultClass, *[FaultClass.TRANSIENT] * 6, *[FaultClass.DEVICE] * 3]),
+        has_ended=st.sampled_from([True, True, True, True, False]),
     )
-    def fail(self, index: int, kind: FaultClass) -> None:
+    def fail(self, index: int, kind: FaultClass, has_ended: bool) -> None:
         spec = self.pick(index)
         self.naive.failed(spec)
-        self.send(JobFailed(spec.job, spec.generation, fault(kind)))
+        if not has_ended:
+            self.writing[spec.session] = spec.generation
+            self.naive.doubted.add(spec.session)
+            self.lost.append(spec)
+        self.send(JobFailed(spec.job, spec.generation, fault(kind), has_ended))
 
     @precondition(lambda self: self.naive.jobs)
     @rule(
@@ -277,7 +299,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.naive.doubted.add(spec.session)
         self.send(BoardAnomaly(spec.session, spec.generation, "left 1, pending 0"))
         if recovers:
-            self.fail(index, FaultClass.DEVICE)
+            self.fail(index, FaultClass.DEVICE, has_ended=True)
             self.serve(steps=6, stops=-1)
         for _ in range(3):
             self.submit_many(count=2, prompt=5, new=5)

@@ -165,11 +165,17 @@ def hand_over_to_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "hand_over", dropped)
 
 
+def forget_the_lost_job(patch: pytest.MonkeyPatch) -> None:
+    """A job that may write on counts as one that came back bad."""
+    patch.setattr(Session, "job_lost", lambda session, failure, doubt: None)
+
+
 def retry_without_a_pause(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SchedulerConfig, "backoff_ns", lambda config, tries: 0)
 
 
 MUTANTS = [
+    forget_the_lost_job,
     ignore_the_downgrade,
     forget_the_downgrade_in_a_recovery,
     rebuild_onto_the_old_ledger,

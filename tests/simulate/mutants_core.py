@@ -149,7 +149,7 @@ CORE_MUTANTS = (
                 "",
             ),
             Patch(
-                "core/session.py",
+                "core/holding.py",
                 "        self.worker.roster.end_admitted(FAULT_RULES[failure.fault].end, failure)\n",
                 "",
             ),

@@ -16,13 +16,13 @@ EXECUTOR_MUTANTS = (
         (
             Patch(
                 "executor/completion.py",
-                "    if status is not None and status.generation < spec.generation:\n",
+                "    if status is not None and is_stray(status, job.ticket, spec.generation):\n",
                 "    if False:\n",
             ),
             Patch(
                 "executor/completion.py",
-                "status.ticket == job.ticket and status.generation == job.spec.generation",
-                "status.generation < job.spec.generation or status.ticket == job.ticket",
+                "status.ticket == ticket and status.generation == generation",
+                "status.generation < generation or status.ticket == ticket",
             ),
         ),
     ),
@@ -47,7 +47,7 @@ EXECUTOR_MUTANTS = (
         (
             Patch(
                 "executor/completion.py",
-                "    return status.ticket == job.ticket and status.generation == job.spec.generation\n",
+                "    return status.ticket == ticket and status.generation == generation\n",
                 "    return True\n",
             ),
         ),

@@ -323,7 +323,7 @@ def test_configure_reset_and_counter_faults_change_nothing() -> None:
     [
         (ResetScope.CCU, True, True, True, (1, 0)),
         (ResetScope.SESSION, False, True, True, (1, 0)),
-        (ResetScope.CONFIGURATION, False, True, True, (1, 0)),
+        (ResetScope.CONFIGURATION, False, False, True, (1, 1)),
         (ResetScope.CHIP, False, True, False, (1, 0)),
         (ResetScope.BOARD, False, False, False, (1, 1)),
     ],

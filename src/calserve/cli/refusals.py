@@ -1,7 +1,9 @@
 """Expected ends of a command: one sentence, one exit code.
 
-0 an orderly end; 1 refused: the model, the board, the port or the configuration; 2 a wrong flag; 70 an invariant
-of ours broke or a drain overran; 75 the supervisor should start the process again.
+0 an orderly end; 1 refused: the model, the board, the port, the configuration or a request; 2 a wrong flag; 3 a check
+that ran to its end did not hold (`soak`, `prove`); 70 an invariant of ours broke, or the engine did not answer a
+shutdown; 75 the board failed in a way that a new process may cure: the supervisor should start one; 76 a drain was cut
+before the board was released. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ def told_in_one_sentence() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            _say(f"No space is left on the device{_of(error)}.")
+            _refuse(f"No space is left on the device{_of(error)}.")
         else:
-            _say(f"{os.strerror(error.errno) if error.errno else error}{_of(error)}.")
+            _refuse(f"{os.strerror(error.errno) if error.errno else error}{_of(error)}.")
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
     except Exception as error:
         if not isinstance(error, _expected()):
             raise
-        _say(str(error))
+        _refuse(str(error))
 
 
 def _expected() -> tuple[type[Exception], ...]:
@@ -71,6 +73,11 @@ def _of(error: OSError) -> str:
     return f" ({error.filename})" if error.filename else ""
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """The sentence a command ends with, on standard error."""
     typer.echo(f"calserve: {sentence}", err=True)
+
+
+def _refuse(sentence: str) -> None:
+    say(sentence)
     raise typer.Exit(REFUSED) from None

@@ -14,18 +14,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from calserve.accept.evidence import CONCURRENT_JOBS, allowed_in_flight, load_evidence, why_unused
 from calserve.accept.proven import ProvenBoard
 from calserve.api.app import build_app
 from calserve.api.server import bind, serve
 from calserve.cli.boards import BoardFlags, Chosen, chosen_board, read_board
-from calserve.cli.refusals import Refusal
+from calserve.cli.refusals import REFUSED, Refusal, say
 from calserve.core.engine import Engine
 from calserve.core.events import Load
-from calserve.core.outcomes import Failure
+from calserve.core.outcomes import Failure, FaultClass
 from calserve.core.snapshot import SessionView
 from calserve.core.states import GenerationState
+from calserve.core.supervisor import EXIT_UNKNOWN_DMA
 from calserve.executor.executor import EXIT_BROKEN_INVARIANT, BoardExecutor, ExecutorParts
 from calserve.observe.metrics import Metrics
 from calserve.observe.record_log import RecordLog
@@ -69,6 +71,14 @@ class Parts:
     sessions: Mapping[str, LoadOptions]
     listening: socket.socket
     started: float
+
+
+class NotLoaded(Refusal):
+    """No session of the model came up; `failure` is the first one's."""
+
+    def __init__(self, sentence: str, failure: Failure | None) -> None:
+        super().__init__(sentence)
+        self.failure = failure
 
 
 def run_serve(options: ServeOptions) -> int:
@@ -138,8 +148,7 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
     code = EXIT_BROKEN_INVARIANT
     try:
         code = await serve(app, service, parts.listening, drain_ns)
-        if announcing.done():
-            announcing.result()  # raises the refusal when the model could not be loaded
+        code = _exit_code(announcing, parts.served.alias, bridge, code)
         return code
     finally:
         announcing.cancel()
@@ -150,25 +159,58 @@ async def _serve(parts: Parts, progress: Progress, drain_ns: int) -> int:
 
 
 async def _announce(parts: Parts, bridge: Bridge, service: Service, progress: Progress) -> None:
-    """Say when every session is Ready and how to try it. A failed one ends the service and raises Refusal."""
+    """Say when the model is served and how to try it. Where no session came up, end the service and raise NotLoaded."""
     with progress.step(f"Loading {parts.served.alias} on {parts.chosen.about}"):
         while len(views := bridge.sessions) < len(parts.sessions) or not _settled(views):
             await bridge.wait_sessions_changed()
         failed = [view for view in views if view.state is GenerationState.FAILED]
-        if failed:
+        ready = tuple(view for view in views if view.state is GenerationState.READY)
+        if not ready:
             service.begin_shutdown(0)
-            raise Refusal(_load_failure(parts.served.alias, failed[0].failure))
+            raise NotLoaded(_load_failure(parts.served.alias, failed[0].failure), failed[0].failure)
     _settle_garbage()
-    print(_ready_text(parts, views), flush=True)
+    print(_ready_text(parts, ready), flush=True)
+    for view in failed:
+        serving = " and ".join(each.session for each in ready)
+        say(f"{_load_failure(view.session, view.failure)} {parts.served.alias} is served by {serving} alone.")
 
 
-def _load_failure(alias: str, failure: Failure | None) -> str:
+def _load_failure(what: str, failure: Failure | None) -> str:
     """One sentence of what the board said; of a library's many lines the last is the reason."""
     if failure is None:
-        return f"{alias} could not be loaded."
+        return f"{what} could not be loaded."
     lines = [line.strip() for line in failure.detail.splitlines() if line.strip()]
     reason = lines[-1][:300].rstrip(".") if lines else "no reason was given"
-    return f"{alias} could not be loaded: {failure.stage} failed with code {failure.code}: {reason}."
+    return f"{what} could not be loaded: {failure.stage} failed with code {failure.code}: {reason}."
+
+
+def _exit_code(announcing: asyncio.Task[None], alias: str, bridge: Bridge, code: int) -> int:
+    """Exit code of a service that has ended, and the sentence of one that ended before its model was served.
+
+    What `core` ordered stands (`code`). Without an order, only what the next start would meet again is a refusal: a
+    supervisor does not repeat that.
+    """
+    error = announcing.exception() if announcing.done() else None
+    if isinstance(error, NotLoaded):
+        say(str(error))
+        return code or (_LOAD_EXITS.get(error.failure.fault) if error.failure else None) or EXIT_UNKNOWN_DMA
+    if announcing.done():
+        announcing.result()
+    elif code:  # ordered in the moment of the failure
+        failed = [view.failure for view in bridge.sessions if view.failure is not None]
+        say(_load_failure(alias, failed[0] if failed else None))
+    return code
+
+
+# Exit code of a load that failed for good and left no order to end, by its class; any other may go next time.
+_LOAD_EXITS: Mapping[FaultClass, int] = MappingProxyType(
+    {
+        FaultClass.ARTIFACT: REFUSED,
+        FaultClass.COMPATIBILITY: REFUSED,
+        FaultClass.REQUEST: REFUSED,
+        FaultClass.PROGRAMMING: EXIT_BROKEN_INVARIANT,
+    }
+)
 
 
 def _settle_garbage() -> None:

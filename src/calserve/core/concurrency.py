@@ -42,10 +42,12 @@ class Doubt(Enum):
 class Concurrency:
     """Invariants: 1 <= allowed <= proven; allowed is 1 while there is a reason."""
 
-    __slots__ = ("_alone", "_out", "_paired", "_refusals", "allowed", "reason")
+    __slots__ = ("_alone", "_ceiling", "_most", "_out", "_paired", "_refusals", "allowed", "reason")
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, ceiling: int) -> None:
+        """ceiling: what is configured, until a generation says what is proven."""
         self._out = outbox
+        self._ceiling = self._most = ceiling
         self.allowed = 1
         self.reason = ""
         self._refusals: deque[int] = deque(maxlen=REFUSALS)
@@ -54,6 +56,7 @@ class Concurrency:
 
     def open(self, proven: int) -> None:
         """A generation is Ready; step times of another one say nothing about it."""
+        self._most = proven
         self.allowed = 1 if self.reason else proven
         self._refusals.clear()
         self._alone.clear()
@@ -62,10 +65,11 @@ class Concurrency:
     def renew(self) -> None:
         """An operator loads a package: what was doubted before was another loading of it."""
         self.reason = ""
+        self._most = self._ceiling
 
     def lower(self, doubt: Doubt) -> None:
-        """One job at a time from here. Those in flight are not touched."""
-        if self.allowed == 1:
+        """One job at a time from here, also where no generation was Ready yet. Those in flight are not touched."""
+        if self.reason or self._most == 1:
             return
         self.allowed = 1
         self.reason = doubt.value

@@ -37,7 +37,16 @@ from calserve.core.events import (
 from calserve.core.faults import FAULT_RULES, Aftermath
 from calserve.core.flight import Job
 from calserve.core.outbox import Outbox
-from calserve.core.outcomes import STATUS_STAGE, FaultClass, FinishReason, Refusal, RefusalKind, Usage
+from calserve.core.outcomes import (
+    QUEUE_STAGE,
+    STATUS_STAGE,
+    Failure,
+    FaultClass,
+    FinishReason,
+    Refusal,
+    RefusalKind,
+    Usage,
+)
 from calserve.core.session import Session
 from calserve.core.snapshot import EngineSnapshot
 from calserve.core.states import GenerationState
@@ -204,13 +213,17 @@ class Engine:
                 suspect = session.worker.job_done(job, event, now_ns)
                 if suspect is not None:
                     # seed 003, FI10: the generation is isolated and its goldens run again; if they fail, it is refused
-                    session.fault(suspect, Aftermath.DRAIN_AND_REBUILD, now_ns)
+                    is_isolated = "lane_fault_isolation" in session.proven
+                    then = Aftermath.DRAIN_AND_REBUILD if is_isolated else Aftermath.REBUILD
+                    session.fault(suspect, then, now_ns)
             case JobSubmitted():
                 session.worker.job_submitted(job)
             case JobOverdue():
                 session.worker.job_overdue(job, now_ns)
-            case JobFailed() | PrepareFailed():
-                self._on_job_fault(session, job, event, now_ns)
+            case JobFailed():
+                self._on_job_failed(session, job, event, now_ns)
+            case PrepareFailed():
+                self._on_prepare_failed(session, job, event.failure, now_ns)
 
     def _doubt_company(self, generation: int) -> None:
         """A completion that nobody waits for, while two jobs are in flight on its session: whose are theirs?"""
@@ -218,20 +231,35 @@ class Engine:
             if session.worker.in_flight > 1 and session.had(generation):
                 session.concurrency.lower(Doubt.STATUS)
 
-    def _on_job_fault(self, session: Session, job: Job, event: JobFailed | PrepareFailed, now_ns: int) -> None:
+    def _on_job_failed(self, session: Session, job: Job, event: JobFailed, now_ns: int) -> None:
         failure = event.failure
-        rule = FAULT_RULES[failure.fault]
         self._out.count("faults_" + failure.fault.value)
-        if isinstance(event, JobFailed):
-            if failure.stage == STATUS_STAGE and job.had_company:
-                is_anothers = failure.fault is FaultClass.UNKNOWN
-                session.concurrency.lower(Doubt.CROSS_TALK if is_anothers else Doubt.STATUS)
-            is_exhausted = session.worker.job_failed(job, failure, now_ns)
-            then = rule.failed
-        else:
-            is_exhausted = session.worker.job_unstarted(job, failure, now_ns)
-            then = rule.refused
-        if is_exhausted:
-            self._out.count("retries_exhausted")
-            then = Aftermath.REBUILD
-        session.fault(failure, then, now_ns)
+        doubt = None
+        if failure.stage == STATUS_STAGE and job.had_company:
+            doubt = Doubt.CROSS_TALK if failure.fault is FaultClass.UNKNOWN else Doubt.STATUS
+        if not event.has_ended:
+            session.job_lost(failure, doubt or Doubt.RECOVERY)
+            session.worker.job_lost(job, failure)
+            session.fault(failure, Aftermath.RESET, now_ns)
+            return
+        if doubt is not None:
+            session.concurrency.lower(doubt)
+        is_exhausted = session.worker.job_failed(job, failure, now_ns)
+        session.fault(failure, self._past_the_bound(FAULT_RULES[failure.fault].failed, is_exhausted), now_ns)
+
+    def _on_prepare_failed(self, session: Session, job: Job, failure: Failure, now_ns: int) -> None:
+        if failure.stage == QUEUE_STAGE:
+            self._out.count("missed_queue_deadlines")
+            session.worker.job_missed(job, now_ns)
+            return
+        self._out.count("faults_" + failure.fault.value)
+        is_exhausted = session.worker.job_unstarted(job, failure, now_ns)
+        then = self._past_the_bound(FAULT_RULES[failure.fault].refused, is_exhausted)
+        if then not in (Aftermath.CARRY_ON, Aftermath.RETRY):  # it fenced nothing
+            session.fault(failure, then, now_ns)
+
+    def _past_the_bound(self, then: Aftermath, is_exhausted: bool) -> Aftermath:
+        if not is_exhausted:
+            return then
+        self._out.count("retries_exhausted")
+        return Aftermath.REBUILD

@@ -191,11 +191,16 @@ class ResetDone:
 
 @dataclass(frozen=True, slots=True)
 class BoardAnomaly:
-    """The board's own account does not add up (its job counters do not close): two jobs at once are in doubt."""
+    """The board's own account does not add up (its job counters do not close): two jobs at once are in doubt.
+
+    before, after: how the board stood around the reset that an earlier process's jobs made necessary, if one did.
+    """
 
     session: str
     generation: int
     detail: str
+    before: BoardNote | None = None
+    after: BoardNote | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class FaultRule:
     refused: a job that never reached the device. Its rows stand as before, so what refused them would refuse them
         again: no rule lets the same rows go at once.
     failed: a job that came back bad. Its lanes stay fenced until the generation is rebuilt.
+    again: a rebuild is asked for again within the window. Where the row says "no reset" nothing is reset for it: the
+        generation fails, and where the artifact is to blame the last good one comes back.
     ordered: a validate, configure or warm order that did not succeed. (A release that fails leaves unknown what is
         held, and a reset that fails has ended nothing; both are the same for every class, see `core.resets`.)
     """
@@ -78,6 +80,7 @@ class FaultRule:
     refused: Aftermath
     failed: Aftermath
     ordered: Aftermath
+    again: Aftermath
 
 
 _A = Aftermath
@@ -93,6 +96,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.CARRY_ON,
             failed=_A.CARRY_ON,
             ordered=_A.REFUSE,  # no request is involved: the artifact is what is isolated
+            again=_A.REFUSE,
         ),
         FaultClass.LIFECYCLE: FaultRule(
             JobEffect.FAIL,
@@ -103,6 +107,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.REBUILD,
             failed=_A.DRAIN_AND_REBUILD,
             ordered=_A.REBUILD,
+            again=_A.STOP,
         ),
         FaultClass.ARTIFACT: FaultRule(
             JobEffect.FAIL,
@@ -113,6 +118,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.REFUSE,
             failed=_A.REFUSE,
             ordered=_A.REFUSE,
+            again=_A.REFUSE,
         ),
         FaultClass.COMPATIBILITY: FaultRule(
             JobEffect.FAIL,
@@ -123,6 +129,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.STOP,
             failed=_A.STOP,
             ordered=_A.STOP,
+            again=_A.STOP,
         ),
         FaultClass.TRANSIENT: FaultRule(
             JobEffect.FAIL_OR_REQUEUE,
@@ -133,6 +140,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.RETRY,
             failed=_A.RETRY,
             ordered=_A.RETRY,
+            again=_A.RESET,
         ),
         FaultClass.DEVICE: FaultRule(
             JobEffect.FAIL,
@@ -143,6 +151,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.RESET,
             failed=_A.RESET,
             ordered=_A.RESET,
+            again=_A.RESET,
         ),
         FaultClass.PROGRAMMING: FaultRule(
             JobEffect.FAIL,
@@ -153,6 +162,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.CARRY_ON,
             failed=_A.CARRY_ON,
             ordered=_A.REFUSE,
+            again=_A.STOP,
         ),
         FaultClass.UNKNOWN: FaultRule(
             JobEffect.FAIL,
@@ -163,6 +173,7 @@ FAULT_RULES: Mapping[FaultClass, FaultRule] = MappingProxyType(
             refused=_A.RESET,
             failed=_A.RESET,
             ordered=_A.RESET,
+            again=_A.RESET,
         ),
     }
 )

@@ -90,7 +90,6 @@ class Flight:
         begin = self._ledger.begin
         rows: list[Row] = []
         work: list[tuple[Request, KvTransaction]] = []
-        wanted_until = 0
         for planned in plan.rows:
             request = planned.request
             lane = request.lane
@@ -108,7 +107,6 @@ class Flight:
                 )
             )
             work.append((request, txn))
-            wanted_until = max(wanted_until, request.deadline_ns)
         prefill_tokens = plan.prefill_tokens
         expected = self._shape.expected_ns(plan.graph, plan.decodes, prefill_tokens)
         # it starts only after those already in flight
@@ -124,8 +122,8 @@ class Flight:
             self._bank(),
             now_ns + allowed,
             tuple(rows),
-            # past the last deadline of its rows nobody wants it either
-            min(wanted_until, now_ns + config.queue_deadline_ns) if config.queue_deadline_ns else 0,
+            # of the job, not of a client in it: a row nobody wants any more ends by its own deadline
+            now_ns + config.queue_deadline_ns if config.queue_deadline_ns else 0,
         )
         padding = plan.graph.batch - len(rows) if plan.graph.batch_is_fixed else 0
         job = Job(spec, work, plan.decodes, prefill_tokens, padding, now_ns, expected)
@@ -192,8 +190,12 @@ class Flight:
         """None of these came back: their lanes are fenced, a late completion is stale. Returns how many."""
         lost = list(self.jobs.values())
         for job in lost:
-            job.move(JobEvent.QUARANTINE)
-            for _, txn in job.rows:
-                self._ledger.lose(txn)
-        self.jobs.clear()
+            self.quarantine(job)
         return len(lost)
+
+    def quarantine(self, job: Job) -> None:
+        """It may write on: its lanes are fenced, and what it says later is stale."""
+        job.move(JobEvent.QUARANTINE)
+        del self.jobs[job.spec.job]
+        for _, txn in job.rows:
+            self._ledger.lose(txn)

@@ -144,7 +144,9 @@ def _check_work(session: Session, planned_ns: int) -> None:
     assert worker.window_ns is None or worker.window_ns > planned_ns, "I8: a window is past"
     if worker.waiting_reason == "backing_off":
         assert worker.retry_at_ns is not None, "I8: nobody comes in, and no back-off is armed"
-    elif is_ready and roster.line.requests and worker.waiting_reason != "kv_released":
+    elif is_ready and roster.line.requests and worker.waiting_reason == "kv_released":
+        assert worker.kv_again_ns is not None or worker.holds_kv, "I8: nobody will wake who waits for KV"
+    elif is_ready and roster.line.requests:
         lanes = serving.shape.lanes
         head, _ = choose_head(worker.config, roster.line, roster.clock, roster.active_long, lanes)
         if head is not None:

@@ -1,11 +1,13 @@
 """How far the recovery of one session has come: what it asks of the supervisor, and what was tried already.
 
-Owns: the wish (a rebuild, a reset), the scope and the outcome of the last reset, and when the generation was last
-rebuilt. Must not know: who may be reset when, budgets, other sessions.
+Owns: the wish (a rebuild, a reset), the lost job, the scope and the outcome of the last reset, and when the generation
+was last rebuilt. Must not know: who may be reset when, budgets, other sessions.
 
 A reset is never the first answer: where every job came back and the device is well, the generation is rebuilt, which is
-a release and a configuration. The same trouble again within the window, or a release that fails, asks for a reset; a
-reset that fails asks for a wider one.
+a release and a configuration. A release that fails asks for a reset, a reset that fails for a wider one. What follows
+where the same trouble comes again within the window is said by its class (`FaultRule.again`).
+
+A lost job outranks all of it: from the moment one is known, every wish is for the reset that ends its writes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ class Wish(Enum):
     """What only the supervisor may grant."""
 
     NOTHING = "nothing"
+    FOLLOW = "follow"  # nothing is wrong with it: it stands still for a sibling's wide reset
     REBUILD = "rebuild"  # every job retired and the device is well: release and configure again
     RESET = "reset"  # every job retired: reset when the budget allows
     RESET_LOST = "reset_lost"  # a job never returned
@@ -30,7 +33,16 @@ class Wish(Enum):
 class Recovery:
     """Called by its session and the supervisor. Invariants: a wish stands only while nothing was granted for it."""
 
-    __slots__ = ("_granted", "_rebuilt_ns", "has_failed_release", "has_failed_reset", "scope", "was_ready", "wish")
+    __slots__ = (
+        "_granted",
+        "_rebuilt_ns",
+        "has_failed_release",
+        "has_failed_reset",
+        "lost",
+        "scope",
+        "was_ready",
+        "wish",
+    )
 
     def __init__(self) -> None:
         self.wish = Wish.NOTHING
@@ -38,6 +50,7 @@ class Recovery:
         self.scope: ResetScope | None = None  # of the reset that is out, or that failed last
         self.has_failed_reset = False
         self.has_failed_release = False
+        self.lost: Failure | None = None  # the board never said that a job is over: it may write on
         self.was_ready = False  # since its package was loaded
         self._rebuilt_ns: int | None = None
 
@@ -47,16 +60,21 @@ class Recovery:
         self._rebuilt_ns = None
 
     def ask(self, cause: Failure | None) -> None:
-        """Every job came back: what `cause` asks for."""
-        self.wish = Wish.RESET if cause is None or needs_reset(cause.fault) else Wish.REBUILD
+        """Nothing is in flight any more: what `cause` asks for."""
+        self.want(Wish.RESET if cause is None or needs_reset(cause.fault) else Wish.REBUILD)
+
+    def want(self, wish: Wish) -> None:
+        """It is `wish`, or more where a job was lost."""
+        self.wish = wish if self.lost is None else Wish.RESET_LOST
 
     def was_rebuilt(self, now_ns: int, window_ns: int) -> bool:
         """Whether a rebuild without a reset was tried within the window."""
         return self._rebuilt_ns is not None and now_ns - self._rebuilt_ns < window_ns
 
     def rebuild_granted(self, now_ns: int) -> None:
+        if self.wish is not Wish.FOLLOW:  # it had no trouble of its own that could come again
+            self._rebuilt_ns = now_ns
         self.wish = Wish.NOTHING
-        self._rebuilt_ns = now_ns
 
     def reset_granted(self, scope: ResetScope) -> None:
         self._granted, self.wish = self.wish, Wish.NOTHING
@@ -69,4 +87,5 @@ class Recovery:
 
     def reset_done(self) -> None:
         self.wish = Wish.NOTHING
+        self.lost = None
         self.has_failed_reset = False

@@ -66,6 +66,8 @@ def choose_scope(session: Session, siblings: Iterable[Session], config: Schedule
 
 def _may_take_along(session: Session, siblings: Iterable[Session], config: SchedulerConfig) -> bool:
     """Whether a reset that no sibling survives is worth it."""
+    if any(each.is_fenced or each.recovery.lost is not None for each in siblings):
+        return False  # it frees memory of theirs that a lost job may still write
     if all(each is session or is_down(each) for each in siblings):
         return True
     recovery = session.recovery

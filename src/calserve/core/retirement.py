@@ -31,10 +31,16 @@ class Retirement:
         self._roster = roster
 
     def done(self, serving: Serving, job: Job, event: JobDone, now_ns: int, decode_jobs: int) -> Failure | None:
-        """Every row's request goes on or ends. Returns a failure when a row's output was not usable."""
+        """Every row's request goes on or ends. Returns a failure when a row's output was not usable: without proven
+        isolation of the lanes it is the whole job's, and nothing of the job is delivered (seed 002, section 7.4)."""
         results = event.rows
         if len(results) != len(job.rows):
             raise ValueError(f"job {job.spec.job}: {len(results)} results for {len(job.rows)} rows")
+        ends = [result.end for result in results]
+        if RowEnd.ERROR in ends and "lane_fault_isolation" not in serving.shape.proven:
+            failure = _bad_output(job, ends.index(RowEnd.ERROR))  # nothing says that it stayed in its row
+            self.failed(serving, job, failure)
+            return failure
         live = [job.is_row_live(index) for index in range(len(results))]
         serving.flight.retire_done(job)
         suspect: Failure | None = None
@@ -45,7 +51,7 @@ class Retirement:
             request = job.rows[index][0]
             self._charge_row(serving, job, index, request)
             if result.end is RowEnd.ERROR:
-                suspect = Failure("output", 0, FaultClass.ARTIFACT, f"row {index} of job {job.spec.job}")
+                suspect = _bad_output(job, index)
                 self._roster.end(request, FinishReason.INTERNAL, failure=suspect)
             elif result.end is RowEnd.UNUSABLE:
                 own = Failure("sampling", 0, FaultClass.REQUEST, "the request's settings leave no token to choose")
@@ -88,10 +94,13 @@ class Retirement:
             request.move(RequestEvent.TOKEN_DONE)
             self._roster.ready.add_decode(request)
 
-    def failed(self, serving: Serving, job: Job, failure: Failure) -> None:
-        """It retired badly: its lanes are fenced, its requests end or start over."""
+    def failed(self, serving: Serving, job: Job, failure: Failure, *, has_ended: bool = True) -> None:
+        """It retired badly, or may write on: its lanes are fenced, its requests end or start over."""
         live = _live_requests(job)
-        serving.flight.retire_failed(job)
+        if has_ended:
+            serving.flight.retire_failed(job)
+        else:
+            serving.flight.quarantine(job)
         rule = FAULT_RULES[failure.fault]
         for request in live:
             if rule.may_restart:
@@ -111,6 +120,10 @@ class Retirement:
             else:
                 self._roster.ready.add_prefill(request)
         return live
+
+
+def _bad_output(job: Job, row: int) -> Failure:
+    return Failure("output", 0, FaultClass.ARTIFACT, f"row {row} of job {job.spec.job}")
 
 
 def _live_requests(job: Job) -> list[Request]:

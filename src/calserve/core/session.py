@@ -14,27 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from calserve.core.commands import Configure, Release, Validate, Warm
-from calserve.core.concurrency import Concurrency, Doubt
+from calserve.core.commands import Configure, Warm
+from calserve.core.concurrency import Doubt
 from calserve.core.config import SchedulerConfig
 from calserve.core.drain import Aim, Drain, DrainEnd
-from calserve.core.events import Configured, Load, Released, Validated, Warmed
+from calserve.core.events import Configured, Load, Validated, Warmed
 from calserve.core.faults import FAULT_RULES, AdmissionEffect, Aftermath
-from calserve.core.generation import Generation
-from calserve.core.known_good import KnownGood
+from calserve.core.holding import Holding
 from calserve.core.outbox import Outbox
 from calserve.core.outcomes import LOST_STAGE, Failure, FaultClass, RefusalKind
 from calserve.core.recovery import Wish
 from calserve.core.roster import Roster
 from calserve.core.shape import shape_of
 from calserve.core.states import GenerationEvent, GenerationState
-from calserve.core.worker import Worker
 
 G, GE = GenerationState, GenerationEvent
 LOADING = (G.VALIDATING, G.CONFIGURING, G.WARMING)
+NEVER_RETURNED = Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned")
 
 
-class Session(Generation):
+class Session(Holding):
     """Called only by the supervisor and the engine."""
 
     def __init__(
@@ -47,16 +46,10 @@ class Session(Generation):
         find_sibling: Callable[[Session], Roster | None],
     ) -> None:
         """find_sibling: the roster of another session that is Ready with the same package and name, or None."""
-        super().__init__(name, config, outbox, generations)
-        self.concurrency = Concurrency(outbox)
-        self.worker = Worker(name, config, outbox, job_numbers, self.concurrency)
+        super().__init__(name, config, outbox, job_numbers, generations)
         self.worker.roster.find_sibling = lambda: find_sibling(self)
-        self.known_good = KnownGood()
-        self.drain: Drain | None = None
-        self.is_fenced = False  # a lost job may still write: only the end of the process frees it
-        self.unload_next = False  # release instead of configuring again
-        self.load_next: Load | None = None  # comes once this package is released
         self._fence_cause: Failure | None = None  # the last failure that fenced lanes and let the others serve
+        self._stands_still = False  # the drain in progress is for a sibling's reset alone
 
     @property
     def is_coming_back(self) -> bool:
@@ -83,15 +76,6 @@ class Session(Generation):
                 self._release()
         else:
             self._start_load(event)
-
-    def _start_load(self, event: Load) -> None:
-        if not self.known_good.refused:  # a roll-back is nobody's new look at two jobs at once
-            self.concurrency.renew()
-        self._take_package(event)
-        self.recovery.renew()
-        self._begin_generation()
-        self._move(GE.LOAD)
-        self.orders.give(Validate(self.name, self.generation, self.model, self.package))
 
     def validated(self, event: Validated, now_ns: int) -> None:
         if not self.is_answer(event.generation, "validate") or self.state is not G.VALIDATING:
@@ -121,7 +105,11 @@ class Session(Generation):
         self.orders.give(Warm(self.name, self.generation))
 
     def warmed(self, event: Warmed, now_ns: int) -> None:
-        if not self.is_answer(event.generation, "warm") or self.state is not G.WARMING:
+        if not self.is_answer(event.generation, "warm"):
+            return
+        if event.failure is not None and event.failure.stage == LOST_STAGE:  # also where a drain did not wait for it
+            self.job_lost(event.failure, Doubt.RECOVERY)
+        if self.state is not G.WARMING:
             return
         if event.failure is not None:
             self._order_failed(event.failure, now_ns)
@@ -136,8 +124,7 @@ class Session(Generation):
     def _order_failed(self, failure: Failure, now_ns: int) -> None:
         """Validate, configure or warm did not succeed. Validation touches no board, so nothing there is rebuilt."""
         self._out.count("faults_" + failure.fault.value)
-        is_lost = failure.stage == LOST_STAGE
-        then = Aftermath.RESET if is_lost else FAULT_RULES[failure.fault].ordered
+        then = Aftermath.RESET if self.recovery.lost is not None else FAULT_RULES[failure.fault].ordered
         if then is Aftermath.RETRY:
             if self.orders.try_again(now_ns):
                 return
@@ -151,21 +138,8 @@ class Session(Generation):
             self._refuse_package(failure)
         else:
             self.begin_drain(Aim.RECOVER, now_ns, now_ns, failure, may_run=False)
-            if is_lost:
-                self.concurrency.lower(Doubt.RECOVERY)
-                self.recovery.wish = Wish.RESET_LOST
-            elif then is Aftermath.RESET:
-                self.recovery.wish = Wish.RESET
-
-    def _refuse_package(self, failure: Failure) -> None:
-        """Failed, and then the last package that was good comes back, once. Whoever waited for the refused one is
-        told: a request is bound to the package it was made for."""
-        good = self.known_good.refuse(self.package)
-        self.fail(failure)
-        if good is not None:
-            self._out.count("roll_backs")
-            self.load_next = good
-            self._continue_load()
+            if then is Aftermath.RESET:
+                self.recovery.want(Wish.RESET)
 
     # --- drain ------------------------------------------------------------------------------------------
 
@@ -216,6 +190,7 @@ class Session(Generation):
         if then is Aftermath.CARRY_ON or then is Aftermath.RETRY:
             self._fence_cause = failure
             return
+        self._stands_still = False
         if self.state is not G.READY:
             if self.drain is not None and self.drain.worsen(failure, then, now_ns):
                 self.failure = failure
@@ -225,6 +200,19 @@ class Session(Generation):
         aim = Aim.FAIL if then in (Aftermath.REFUSE, Aftermath.STOP) else Aim.RECOVER
         until_ns = now_ns + self.config.recovery_drain_ns
         self.begin_drain(aim, now_ns, until_ns, failure, may_run=then is Aftermath.DRAIN_AND_REBUILD)
+
+    def job_lost(self, failure: Failure, doubt: Doubt) -> None:
+        """The board never said that a job of ours is over, and nobody waits for it any more: whatever its class, and
+        whatever this session was about to do, only a reset that is proven to end its writes is an answer."""
+        self._out.count("lost_jobs")
+        self.concurrency.lower(doubt)
+        if self.recovery.lost is None:
+            self.recovery.lost = failure
+
+    def stand_still(self, cause: Failure, now_ns: int) -> None:
+        """A sibling wants a reset that takes every session along. Whoever is admitted may end within the bound."""
+        self._stands_still = True
+        self.begin_drain(Aim.RECOVER, now_ns, now_ns + self.config.recovery_drain_ns, cause)
 
     def _advance_drain(self, drain: Drain, now_ns: int) -> None:
         if not drain.stop_if_due(self.worker.roster, now_ns):
@@ -238,19 +226,27 @@ class Session(Generation):
             self._conclude(drain, end)
 
     def _conclude(self, drain: Drain, end: DrainEnd) -> None:
+        """Nothing of it runs any more. Where a job was lost, whatever was to follow waits for the reset that ends its
+        writes: to release what it may still write would be to give it away."""
         self.drain = None
         if end is DrainEnd.LOST:
             self.worker.lose_jobs()
-            self.unload_next = self.unload_next or drain.aim is Aim.UNLOAD
-            self.failure = drain.cause or Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned")
+            self.recovery.lost = self.recovery.lost or drain.cause or NEVER_RETURNED
         self.worker.close()
-        if end is DrainEnd.LOST:
+        lost = self.recovery.lost
+        if lost is not None:
+            self.unload_next = self.unload_next or drain.aim is Aim.UNLOAD
+            self.failure = lost
             self._move(GE.RECOVER)
-            self.recovery.wish = Wish.RESET_LOST
+            self.recovery.want(Wish.RESET_LOST)
         elif drain.aim is Aim.RECOVER:
             self.failure = drain.cause
             self._move(GE.RECOVER)
-            self.recovery.ask(drain.cause)
+            stands_still, self._stands_still = self._stands_still, False
+            if stands_still:
+                self.recovery.want(Wish.FOLLOW)
+            else:
+                self.recovery.ask(drain.cause)
         elif drain.aim is Aim.FAIL:
             cause = drain.cause or Failure("drain", 0, FaultClass.UNKNOWN)
             is_refused = FAULT_RULES[cause.fault].admission is AdmissionEffect.REFUSE_GENERATION
@@ -265,102 +261,9 @@ class Session(Generation):
 
     def _give_up_overdue(self, now_ns: int) -> None:
         """It had its grace: it counts as lost at once."""
-        self.fault(Failure("wait", 0, FaultClass.UNKNOWN, "a job never returned"), Aftermath.RESET, now_ns)
+        self.fault(NEVER_RETURNED, Aftermath.RESET, now_ns)
         if self.drain is not None:
             self.drain.grace_ns = now_ns
-
-    # --- rebuild, release, reset, fail ------------------------------------------------------------------
-
-    def reset_failed(self, failure: Failure) -> None:
-        """It ended nothing: a wider one is wanted."""
-        self.failure = failure
-        self.recovery.reset_failed()
-        self.concurrency.lower(Doubt.RECOVERY)
-
-    def come_back(self) -> None:
-        """Nothing of the old generation is left on the device."""
-        self.recovery.reset_done()
-        if self.unload_next:
-            self._release()
-            return
-        self._move(GE.RECOVERED)
-        self._begin_generation()
-        self.orders.give(Configure(self.name, self.generation, self.package))
-
-    def _release(self) -> None:
-        self._move(GE.UNLOAD)
-        self.orders.give(Release(self.name, self.generation))
-
-    def released(self, event: Released) -> None:
-        if not self.is_answer(event.generation, "release"):
-            return
-        self.is_on_board = event.failure is not None
-        if self.state is G.FAILED:
-            if event.failure is not None:
-                self.load_next = None
-            self._continue_load()
-        elif event.failure is not None:
-            self._release_failed(event.failure)
-        elif self.state is G.RECOVERING and not self.unload_next:
-            self.come_back()
-        else:
-            if self.state is G.RECOVERING:
-                self._move(GE.UNLOAD)
-            self._unloaded()
-
-    def _unloaded(self) -> None:
-        self._move(GE.RELEASED)
-        self.unload_next = False
-        self.failure = None
-        if self.load_next is None:
-            self.known_good.clear()
-        self._continue_load()
-
-    def _release_failed(self, failure: Failure) -> None:
-        """What it still holds is not known: a reset, once; after that only the end of the process frees it."""
-        self.failure = failure
-        if self.state is G.RECOVERING:
-            self.recovery.wish = Wish.RESET
-        elif self.recovery.has_failed_release:
-            self.load_next = None
-            self.is_fenced = True
-            self.fail(failure)
-        else:
-            self.recovery.has_failed_release = self.unload_next = True
-            self._move(GE.RECOVER)
-            self.recovery.wish = Wish.RESET
-
-    def _order_lost(self) -> None:
-        """Validate to reset, it was not answered in time: who orders more would only wait behind it."""
-        failure = Failure(self.pending, 0, FaultClass.UNKNOWN, "the order was never answered")
-        self._out.count("lost_orders")
-        self.orders.forget()
-        self.load_next = None
-        self.is_fenced = True
-        self.concurrency.lower(Doubt.RECOVERY)
-        if self.state is G.FAILED:
-            self.failure = failure
-        else:
-            self.fail(failure)
-        self.recovery.wish = Wish.GIVE_UP
-
-    def _continue_load(self) -> None:
-        if self.load_next is not None and not self.is_on_board:
-            event, self.load_next = self.load_next, None
-            self._start_load(event)
-
-    def fail(self, failure: Failure) -> None:
-        """No way on. What is configured is released, unless a lost job may still write it."""
-        self._move(GE.FAIL)
-        self.failure = failure
-        self.drain = None
-        self.recovery.wish = Wish.NOTHING
-        self.unload_next = False
-        self.orders.drop_retry()
-        self.worker.roster.refuse_waiting(RefusalKind.MODEL_FAILED)
-        self.worker.roster.end_admitted(FAULT_RULES[failure.fault].end, failure)
-        if self.is_on_board and not self.is_fenced:
-            self.orders.give(Release(self.name, self.generation, failure))
 
     # --- time -------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from calserve.core.commands import Exit
 from calserve.core.config import SchedulerConfig
-from calserve.core.drain import Aim
 from calserve.core.events import Load, ResetDone, Shutdown, Unload
+from calserve.core.faults import FAULT_RULES, Aftermath
 from calserve.core.outbox import Outbox
 from calserve.core.outcomes import Failure, FaultClass, FinishReason, RefusalKind
 from calserve.core.recovery import Wish
@@ -30,6 +30,9 @@ EXIT_DONE = 0  # orderly: every session drained and released
 EXIT_UNKNOWN_DMA = 75  # EX_TEMPFAIL: the device may still write our memory; start again
 EXIT_FORCED = 76  # the shutdown's deadline and grace passed before the board was released
 
+UNKNOWN_CAUSE = Failure("reset", 0, FaultClass.UNKNOWN)
+GRANTED_IN_ORDER = (Wish.GIVE_UP, Wish.RESET_LOST, Wish.RESET, Wish.REBUILD, Wish.FOLLOW, Wish.NOTHING)
+
 
 class Supervisor:
     """Called only by the engine."""
@@ -40,6 +43,7 @@ class Supervisor:
         self._job_numbers = job_numbers
         self._generation = 0
         self._budget = Budget(config)
+        self._leader: Session | None = None  # whose wide reset waits until every other session stands still
         self.sessions: dict[str, Session] = {}  # in the order of their first Load
         self.shutdown_ns: int | None = None
         self.has_exited = False
@@ -132,9 +136,8 @@ class Supervisor:
         """Grant wishes, end a shutdown that is through or out of time."""
         if self.has_exited:
             return
+        self._grant_wishes(now_ns)
         for session in self.sessions.values():
-            if session.recovery.wish is not Wish.NOTHING:
-                self._grant(session, now_ns)
             if session.state is not G.READY:  # nobody waits for a copy while another could serve
                 session.worker.roster.hand_over()
         if self.shutdown_ns is None or self.has_exited:
@@ -143,7 +146,7 @@ class Supervisor:
             is_fenced = any(session.is_fenced for session in self.sessions.values())
             self.exit(EXIT_UNKNOWN_DMA if is_fenced else EXIT_DONE, "shut down")
         elif now_ns >= self.shutdown_ns + self._config.overdue_grace_ns:
-            on_device = any(s.worker.in_flight or s.is_fenced for s in self.sessions.values())
+            on_device = any(s.worker.in_flight or s.is_fenced or s.recovery.lost for s in self.sessions.values())
             self.exit(EXIT_UNKNOWN_DMA if on_device else EXIT_FORCED, "the shutdown ran out of time")
 
     def next_deadline_ns(self) -> int | None:
@@ -154,22 +157,60 @@ class Supervisor:
 
     # --- resets -----------------------------------------------------------------------------------------
 
+    def _grant_wishes(self, now_ns: int) -> None:
+        """What no sibling's reset can answer comes first, then what takes siblings along; the order in which sessions
+        were loaded decides nothing. After the end of the process nothing is granted."""
+        wishing = [session for session in self.sessions.values() if session.recovery.wish is not Wish.NOTHING]
+        if not wishing:
+            return
+        for session in wishing:
+            is_in_vain = session.recovery.wish is Wish.REBUILD and not self._may_rebuild(session, now_ns)
+            if is_in_vain and not self._is_taken_along(session):
+                self._same_trouble_again(session)
+        for session in sorted(wishing, key=lambda one: GRANTED_IN_ORDER.index(one.recovery.wish)):
+            if not self.has_exited and session.recovery.wish is not Wish.NOTHING:
+                self._grant(session, now_ns)
+
     def _grant(self, session: Session, now_ns: int) -> None:
         """A wish is granted, refused for good, or stands until the siblings are still."""
-        others = self.sessions.values()
-        if any(each.pending == "reset" and is_wide(each.recovery.scope) for each in others):
-            return  # the reset that is out takes this session along
         recovery = session.recovery
         if recovery.wish is Wish.GIVE_UP:
             recovery.wish = Wish.NOTHING
             self._exit_for(session)
+        elif recovery.wish is Wish.RESET_LOST:
+            self._grant_reset(session, now_ns)
+        elif self._is_taken_along(session):
             return
-        if recovery.wish is Wish.REBUILD:
-            if not recovery.was_rebuilt(now_ns, self._config.reset_window_ns):
-                session.rebuild(now_ns)
-                return
-            recovery.wish = Wish.RESET  # the same trouble again
-        cause = session.failure or Failure("reset", 0, FaultClass.UNKNOWN)
+        elif recovery.wish is Wish.RESET:
+            self._grant_reset(session, now_ns)
+        else:  # also who stood still for a sibling that is on another way
+            session.rebuild(now_ns)
+
+    @staticmethod
+    def _same_trouble_again(session: Session) -> None:
+        cause = session.failure or UNKNOWN_CAUSE
+        if FAULT_RULES[cause.fault].again is Aftermath.RESET:
+            session.recovery.want(Wish.RESET)
+        else:
+            session.same_trouble_again(cause)
+
+    def _is_taken_along(self, session: Session) -> bool:
+        """Whether a wide reset of another one is out, or waits for the siblings: this one has no way of its own."""
+        leader = self._leader
+        if leader is not None and leader.recovery.wish is not Wish.RESET:
+            leader = self._leader = None
+        if leader is not None:
+            return leader is not session
+        return any(each.pending == "reset" and is_wide(each.recovery.scope) for each in self.sessions.values())
+
+    def _may_rebuild(self, session: Session, now_ns: int) -> bool:
+        """Not for the same trouble again; who comes down is only released."""
+        return session.unload_next or not session.recovery.was_rebuilt(now_ns, self._config.reset_window_ns)
+
+    def _grant_reset(self, session: Session, now_ns: int) -> None:
+        others = self.sessions.values()
+        recovery = session.recovery
+        cause = session.failure or UNKNOWN_CAUSE
         # what a job never returned from, or a reset did not end, may be written still
         is_unsafe = recovery.wish is Wish.RESET_LOST or recovery.has_failed_reset
         scope = choose_scope(session, others, self._config)
@@ -183,8 +224,11 @@ class Supervisor:
             else:
                 session.fail(cause)
             return
-        if is_wide(scope) and not self._others_stand_still(session, cause, now_ns):
-            return
+        if is_wide(scope):
+            self._leader = session
+            if not self._others_stand_still(session, cause, now_ns):
+                return
+            self._leader = None
         self._budget.spend(now_ns)
         session.reset(scope, cause)
 
@@ -195,7 +239,7 @@ class Supervisor:
             if other is leader or is_down(other):
                 continue
             if other.state is G.READY:
-                other.begin_drain(Aim.RECOVER, now_ns, now_ns + self._config.recovery_drain_ns, cause)
+                other.stand_still(cause, now_ns)
             if other.state is not G.RECOVERING or other.pending:
                 still = False
         return still
@@ -213,9 +257,14 @@ class Supervisor:
             return
         along = [session]
         if is_wide(session.recovery.scope):
-            along = [s for s in self.sessions.values() if s.state is G.RECOVERING and not s.pending]
+            along = [s for s in self.sessions.values() if s is session or self._comes_along(s)]
         for each in along:
             each.come_back()
+
+    @staticmethod
+    def _comes_along(session: Session) -> bool:
+        """Whether a sibling's reset of everything is the end of its own recovery; of a lost job it is none."""
+        return session.state is G.RECOVERING and not session.pending and session.recovery.lost is None
 
     def _give_up(self, session: Session, cause: Failure) -> None:
         """The device may still write: a new process, or this session stays Failed and its memory fenced."""

@@ -21,7 +21,7 @@ from calserve.core.features import features_of, without_feature
 from calserve.core.flight import Flight, Job
 from calserve.core.kv import KvLedger
 from calserve.core.outbox import Outbox
-from calserve.core.outcomes import KV_STAGE, QUEUE_STAGE, Failure
+from calserve.core.outcomes import KV_STAGE, Failure
 from calserve.core.plan import Plan, Policy, plan_job
 from calserve.core.queues import Turns
 from calserve.core.request import Request
@@ -62,7 +62,8 @@ class Worker:
         self._retries = 0
         self._kv_blocked = False
         self._kv_refused_ns = -1  # when the board last had no room for KV
-        self._kv_again_ns: int | None = None  # when it is asked again although we hold nothing that could be released
+        self.kv_again_ns: int | None = None  # when it is asked again although we hold nothing that could be released
+        self._missed_ns = -1  # when a job last missed its queue deadline
         self._last_done_ns = 0
         self._decode_jobs = 0
         self._prefill_went_last = False
@@ -90,7 +91,7 @@ class Worker:
     def close(self) -> None:
         """Its jobs retired or were quarantined."""
         self.turn_valves(admitting=False, submitting=False)
-        self.retry_at_ns = self.window_ns = self._window_opened_ns = self._kv_again_ns = None
+        self.retry_at_ns = self.window_ns = self._window_opened_ns = self.kv_again_ns = None
         self._blocked = None
         self.roster.close()
 
@@ -134,6 +135,12 @@ class Worker:
         self._last_done_ns = now_ns
         self._job_returned()
         return suspect
+
+    def job_lost(self, job: Job, failure: Failure) -> None:
+        """The board gave up on it without ever saying that it is over: fenced, and its clients told at once."""
+        assert self.serving is not None
+        self._retirement.failed(self.serving, job, failure, has_ended=False)
+        self._job_returned()
 
     def job_failed(self, job: Job, failure: Failure, now_ns: int) -> bool:
         """Its lanes are fenced. Returns True when the board kept refusing past the bound."""
@@ -184,7 +191,17 @@ class Worker:
         if failure.stage == KV_STAGE and starters and self.is_admitting:
             self._await_kv(starters, now_ns)
             return False
-        return self._back_off(now_ns, is_the_boards=failure.stage != QUEUE_STAGE)
+        return self._back_off(now_ns)
+
+    def job_missed(self, job: Job, now_ns: int) -> None:
+        """The host was late: the board refused nothing, and the rows may go at once in whatever is planned next. Late
+        again at the same instant, they pause, or it would never end."""
+        assert self.serving is not None
+        self._retirement.unstarted(self.serving, job)
+        self._job_returned()
+        if self._missed_ns == now_ns and self.retry_at_ns is None:
+            self.retry_at_ns = now_ns + self.config.backoff_ns(1)
+        self._missed_ns = now_ns
 
     def _switch_off(self, serving: Serving, job: Job) -> bool:
         """The board does not support something the job used: this generation does without. False when the job was as
@@ -209,21 +226,25 @@ class Worker:
         for request in reversed(starters):
             self.roster.send_back(request)
         self._kv_blocked = True  # after their own lanes were freed: that room was not enough
-        if not self._holds_kv:
-            self._kv_again_ns = now_ns + self.config.kv_retry_ns
         if self._kv_refused_ns == now_ns and len(self.roster.ready):
             self.retry_at_ns = now_ns + self.config.backoff_ns(1)
         self._kv_refused_ns = now_ns
 
+    def _ensure_kv_wake_up(self, now_ns: int) -> None:
+        """Who waits for KV has a lane of ours to wait for, or a time. Looked at after every event, for a lane that
+        was to be released may be fenced meanwhile."""
+        if self._kv_blocked and self.kv_again_ns is None and not self.holds_kv:
+            self.kv_again_ns = now_ns + self.config.kv_retry_ns
+
     @property
-    def _holds_kv(self) -> bool:
+    def holds_kv(self) -> bool:
         """Whether a lane of ours will be released some day; a fenced one only goes with its generation."""
         assert self.serving is not None
         return any(lane.state not in (LaneState.FREE, LaneState.UNKNOWN) for lane in self.serving.ledger.lanes)
 
     def somebody_came(self) -> None:
         """A wake-up like any other: what was refused while nothing of ours could be released is tried once more."""
-        if self._kv_again_ns is not None:
+        if self.kv_again_ns is not None:
             self.kv_released()
 
     def _lane_freed(self, generation: int, lane: int) -> None:
@@ -232,13 +253,12 @@ class Worker:
 
     def kv_released(self) -> None:
         self._kv_blocked = False
-        self._kv_again_ns = None
+        self.kv_again_ns = None
 
-    def _back_off(self, now_ns: int, *, is_the_boards: bool = True) -> bool:
+    def _back_off(self, now_ns: int) -> bool:
         self._retries += 1
         self._out.count("transient_retries")
-        if is_the_boards:
-            self.concurrency.note_refusal(now_ns)
+        self.concurrency.note_refusal(now_ns)
         if self._retries > self.config.max_transient_retries:
             return True
         self.retry_at_ns = now_ns + self.config.backoff_ns(self._retries)
@@ -254,9 +274,10 @@ class Worker:
             return
         if self.retry_at_ns is not None and now_ns >= self.retry_at_ns:
             self.retry_at_ns = None
-        if self._kv_again_ns is not None and now_ns >= self._kv_again_ns:
+        if self.kv_again_ns is not None and now_ns >= self.kv_again_ns:
             self.kv_released()
         self._admit(serving, now_ns)
+        self._ensure_kv_wake_up(now_ns)
         ready = self.roster.ready
         is_shut = not self.submitting or self.overdue_until_ns is not None
         if is_shut or self.retry_at_ns is not None or not len(ready):
@@ -360,7 +381,7 @@ class Worker:
         return is_open and serving.ledger.can_reserve(1)
 
     def next_deadline_ns(self) -> int | None:
-        kv_again_ns = self._kv_again_ns if self.roster.line.requests else None
+        kv_again_ns = self.kv_again_ns if self.roster.line.requests else None
         own = (self.window_ns, self.retry_at_ns, self.overdue_until_ns, kv_again_ns)
         times = (self.roster.deadlines.next_ns(), *own)
         return min((t for t in times if t is not None), default=None)

@@ -30,11 +30,17 @@ class AwaitJob:
 
 
 def drive(steps: Generator[AwaitJob, Awaited, _End]) -> _End:
-    """Run `steps` to its end on a thread that may block; the end is what the generator returns."""
+    """Run `steps` to its end on a thread that may block; the end is what the generator returns. What a wait raises is
+    raised where it was asked for."""
     try:
         wanted = next(steps)
         while True:
-            wanted = steps.send(wanted.wait())
+            try:
+                answer = wanted.wait()
+            except Exception as error:
+                wanted = steps.throw(error)
+            else:
+                wanted = steps.send(answer)
     except StopIteration as end:
         result: _End = end.value
         return result

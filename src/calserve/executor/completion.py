@@ -23,6 +23,12 @@ from calserve.sampling.sampler import choose_rows
 
 _ENDED = (StatusKind.DONE, StatusKind.DONE_CCU_EXCEPTION)
 _NO_ROW = RowResult(RowEnd.NONE, 0)
+# How long an overdue job is waited on between two looks; nothing depends on its value.
+WAIT_AGAIN_NS = 1_000_000_000
+# The rest of a wait that ended too early is slept through up to this long, so that it costs no CPU.
+PAUSE_NS = 100_000_000
+# A job of a session that is gone is waited on until so long after its execution deadline, that a late end is counted.
+GIVE_UP_NS = 120_000_000_000
 
 
 @dataclass(slots=True)
@@ -47,7 +53,7 @@ class Stray:
 
 @dataclass(slots=True)
 class Completed:
-    """A retired job on its way back to the engine thread. deliveries: by spec row; None where nothing was said."""
+    """A job on its way back to the engine thread. deliveries: by spec row; None where nothing was said."""
 
     event: JobDone | JobFailed
     job: SubmittedJob
@@ -55,18 +61,55 @@ class Completed:
     deliveries: list[Delivery | None] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A job that is waited on no more: its session is long gone. Nothing says that it is over."""
+
+    job: SubmittedJob
+
+
 Outcome = Completed | JobOverdue | Stray
+
+
+@dataclass(frozen=True, slots=True)
+class NextWait:
+    """Pause, then ask the board again. pause_ns: 0 but where it said "timeout" before the time was over."""
+
+    timeout_ns: int
+    pause_ns: int = 0
+
+
+def first_wait(job: SubmittedJob, now_ns: int) -> NextWait:
+    """A job is waited on until its execution deadline."""
+    return NextWait(max(0, job.spec.execution_deadline_ns - now_ns))
+
+
+def next_wait(job: SubmittedJob, outcome: Outcome, until_ns: int, now_ns: int, is_closed: bool) -> NextWait | None:
+    """How a job is waited on after `outcome`; None when it is not: it came home, or it never will.
+
+    until_ns: when the wait that gave `outcome` was to end. is_closed: its session is gone. A completion of another
+    generation moves no deadline; a board that calls every wait a timeout at once costs a pause each, no CPU.
+    """
+    if isinstance(outcome, Completed):
+        return None
+    deadline_ns = job.spec.execution_deadline_ns
+    if isinstance(outcome, Stray):
+        return NextWait(WAIT_AGAIN_NS) if job.is_overdue else NextWait(max(0, deadline_ns - now_ns))
+    if is_closed and now_ns - deadline_ns > GIVE_UP_NS:
+        return None
+    return NextWait(WAIT_AGAIN_NS, min(PAUSE_NS, max(0, until_ns - now_ns)))
 
 
 def completion_step(job: SubmittedJob, code: Code, status: JobStatus | None, ended_ns: int) -> Outcome:
     """What `wait` returned, turned into a completion; JobOverdue or Stray when the device still owns the job."""
     spec = job.spec
-    if status is not None and status.generation < spec.generation:
+    if status is not None and is_stray(status, job.ticket, spec.generation):
         return Stray(stray_of(status))
     if code == CalCode.TIMEOUT:
         job.is_overdue = True
         return JobOverdue(spec.job, spec.generation)
-    if _has_ended(job, status):
+    has_ended = says_over(status, job.ticket, spec.generation)
+    if has_ended:
         job.lease.step(BufferEvent.RETIRE)
     fault = _judge(job, code, status)
     if fault is None:
@@ -75,7 +118,7 @@ def completion_step(job: SubmittedJob, code: Code, status: JobStatus | None, end
             rows, deliveries = results
             return Completed(JobDone(spec.job, spec.generation, rows, _work_ns(status)), job, ended_ns, deliveries)
         fault = Failure("output", results.code, FaultClass.ARTIFACT, results.detail)
-    return Completed(JobFailed(spec.job, spec.generation, fault), job, ended_ns)
+    return Completed(JobFailed(spec.job, spec.generation, fault, has_ended), job, ended_ns)
 
 
 def _work_ns(status: JobStatus | None) -> int:
@@ -92,7 +135,13 @@ def stray_of(status: JobStatus) -> JobFailed:
     return JobFailed(status.ticket.job, status.generation, late)
 
 
-def _has_ended(job: SubmittedJob, status: JobStatus | None) -> bool:
+def is_stray(status: JobStatus, ticket: Ticket, generation: int) -> bool:
+    """Whether this is another job's completion, of a generation that is gone. Our own ticket under an older generation
+    is ours, and misnamed."""
+    return status.ticket != ticket and status.generation < generation
+
+
+def says_over(status: JobStatus | None, ticket: Ticket, generation: int) -> bool:
     """Whether the device says that *this* job is over. Otherwise its buffers stay with the device (`Submitted`), and
     go from there into quarantine.
 
@@ -100,11 +149,11 @@ def _has_ended(job: SubmittedJob, status: JobStatus | None) -> bool:
     for: that one fails, and so does the other when its own wait is answered with a wrong name. To take the status for
     the job it names would be to read one job's output on the word of another.
     """
-    return status is not None and _names(job, status) and status.status in _ENDED
+    return status is not None and _names(status, ticket, generation) and status.status in _ENDED
 
 
-def _names(job: SubmittedJob, status: JobStatus) -> bool:
-    return status.ticket == job.ticket and status.generation == job.spec.generation
+def _names(status: JobStatus, ticket: Ticket, generation: int) -> bool:
+    return status.ticket == ticket and status.generation == generation
 
 
 def _judge(job: SubmittedJob, code: Code, status: JobStatus | None) -> Failure | None:
@@ -113,7 +162,7 @@ def _judge(job: SubmittedJob, code: Code, status: JobStatus | None) -> Failure |
         return failure("wait", code)
     if status is None:
         return Failure("wait", code, FaultClass.UNKNOWN, "success without a status")
-    if not _names(job, status):
+    if not _names(status, job.ticket, job.spec.generation):
         return Failure(STATUS_STAGE, code, FaultClass.UNKNOWN, "the completion names another job or generation")
     if status.status is not StatusKind.DONE:
         return Failure(STATUS_STAGE, code, FaultClass.DEVICE, status.status.value)

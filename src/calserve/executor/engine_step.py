@@ -8,7 +8,7 @@ prepared and submitted at once; only then are clients told.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -37,22 +37,23 @@ from calserve.core.events import (
     ResetDone,
 )
 from calserve.core.job import JobSpec, Row
-from calserve.core.outcomes import QUEUE_STAGE, Failure
+from calserve.core.outcomes import QUEUE_STAGE, Failure, FaultClass
 from calserve.core.states import BufferEvent, GenerationState
 from calserve.executor.audit import BoardAudit
 from calserve.executor.clock import Clock
-from calserve.executor.completion import Completed, SubmittedJob
+from calserve.executor.completion import Completed, GivenUp, SubmittedJob
+from calserve.executor.ending import REACHES_ALL, Endings
 from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder
 from calserve.executor.messages import Delivery, Ending, Inspect, Outlet, Recorder, Submission
 from calserve.executor.pool import BufferCounts, Lease, PoolKey
 from calserve.executor.port import SessionPort
 from calserve.executor.prepare import check_prepared
 from calserve.executor.sequence import Origin, Sequence
-from calserve.runtime.contract import GraphContract
+from calserve.runtime.contract import Code, GraphContract, Session
 from calserve.runtime.encoding import encode
-from calserve.runtime.errors import CalCode, failure
+from calserve.runtime.errors import CalCode, failure, meaning
 
-Message = Submission | Completed | LifecycleDone | Inspect | Event
+Message = Submission | Completed | GivenUp | LifecycleDone | Inspect | Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,11 @@ class Ways:
 @dataclass(slots=True)
 class EngineSteps:
     """Invariants: a sequence is in `sequences`, in a job, or dropped; a lease is in a pool, in a job, or
-    quarantined; the pool of a session that ends is kept until the board said that it is done with it. Called on the
-    engine thread only, `buffer_counts` aside.
+    quarantined; the pool of a session that ends is kept by `endings`. Called on the engine thread only, `buffer_counts`
+    aside.
+
+    lent: the job a sequence was last lent to. Only that one gives it back: a request that has started over meanwhile
+        goes on with the new one.
 
     audit: compares the board's job counters with ours when nothing is in flight.
     """
@@ -86,10 +90,11 @@ class EngineSteps:
     jobs_kept: int = 1  # buffers per pool key: as many as jobs in flight
     ports: dict[str, SessionPort] = field(default_factory=dict)
     sequences: dict[str, Sequence | None] = field(default_factory=dict)  # None: in a job
+    lent: dict[str, int] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)  # to start over when a job never came back
     told: tuple[tuple[str, int, GenerationState], ...] = ()  # session states, as the outlet knows them
     audit: BoardAudit = field(default_factory=BoardAudit)
-    ending: dict[tuple[str, int], SessionPort] = field(default_factory=dict)  # a reset or release of it is under way
+    endings: Endings = field(default_factory=Endings)
     orders_out: int = 0  # lifecycle orders not answered: a warm-up has jobs of its own on the board
     anomalies: list[BoardAnomaly] = field(default_factory=list)  # to be told after the turn they were seen in
 
@@ -106,6 +111,9 @@ class EngineSteps:
                 if self.audit.is_due(now := self.clock()):
                     self._compare_counters(message.job.spec.session, message.job.spec.generation, now)
                 self._turn(message.event, said)
+            case GivenUp():
+                spec = message.job.spec
+                self.endings.take_home(spec.session, spec.generation, message.job.lease)
             case LifecycleDone():
                 for fact in message.aside:
                     self._turn(fact, {})
@@ -137,7 +145,7 @@ class EngineSteps:
             try:
                 for command in commands:
                     if isinstance(command, SubmitJob):
-                        facts.append(self._submit(command.spec))
+                        facts.extend(self._submit(command.spec))
                     elif isinstance(command, ReleaseLane):
                         self._release_lane(command, facts)
                     else:
@@ -162,6 +170,7 @@ class EngineSteps:
                 case Finish():
                     self.sequences.pop(command.request, None)
                     self.origins.pop(command.request, None)
+                    self.lent.pop(command.request, None)
                     batch.append(
                         Ending(command.request, command.reason, command.usage, command.refusal, command.failure)
                     )
@@ -180,7 +189,7 @@ class EngineSteps:
 
     # jobs
 
-    def _submit(self, spec: JobSpec) -> JobSubmitted | PrepareFailed:
+    def _submit(self, spec: JobSpec) -> tuple[Event, ...]:
         """Prepare, encode, submit. A failure at any step gives back what was taken, in reverse order."""
         port = self.ports[spec.session]
         contract = port.session.graphs[spec.graph]
@@ -195,21 +204,23 @@ class EngineSteps:
         if fault is not None:
             port.pool.give_back(lease)
             return _unprepared(spec, fault)
-        fault, ticket = _encode(contract, spec, tokens, lease) or self._missed(spec), None
-        if fault is None:
-            code, ticket = port.session.submit(spec, lease.buffers)
-        if ticket is None:
+        fault = _encode(contract, spec, tokens, lease) or self._missed(spec)
+        code, ticket = port.session.submit(spec, lease.buffers) if fault is None else (fault.code, None)
+        if fault is not None or (code and ticket is None):
             port.undo_kv(spec.rows)
             port.pool.give_back(lease)
             return _unprepared(spec, fault or failure("submit", code))
         lease.step(BufferEvent.SUBMIT)
         idle = self.clock() - port.last_ended_ns if port.last_ended_ns else 0
         port.last_ended_ns = 0
+        submitted = JobSubmitted(spec.job, spec.generation, idle)
+        if code or ticket is None:
+            port.pool.quarantine(lease)
+            return submitted, _contradicted(spec, code)
         port.in_flight += 1
-        sequences = [self._lend(row.request) for row in spec.rows]
-        job = SubmittedJob(spec, port.session, contract, ticket, lease, sequences)
-        self.ways.to_completion(job)
-        return JobSubmitted(spec.job, spec.generation, idle)
+        sequences = [self._lend(row.request, spec.job) for row in spec.rows]
+        self.ways.to_completion(SubmittedJob(spec, port.session, contract, ticket, lease, sequences))
+        return (submitted,)
 
     def _missed(self, spec: JobSpec) -> Failure | None:
         """The queue deadline (seed 003, section 9.1): what is not with the board by then rolls back."""
@@ -222,31 +233,29 @@ class EngineSteps:
         if row.first_position == 0 and (sequence is None or sequence.generated):
             sequence = Sequence(*self.origins[row.request])
             self.sequences[row.request] = sequence
+            self.lent.pop(row.request, None)
         assert sequence is not None, f"{row.request} is already in a job"
         return sequence
 
-    def _lend(self, request: str) -> Sequence:
+    def _lend(self, request: str, job: int) -> Sequence:
         sequence = self.sequences[request]
         assert sequence is not None
         self.sequences[request] = None
+        self.lent[request] = job
         return sequence
 
     def _retire(self, done: Completed) -> dict[tuple[int, int], Delivery]:
-        """Take back what travelled with the job; a sequence whose request ended meanwhile is dropped."""
+        """Take back what travelled with the job; a sequence whose request ended or started over is dropped."""
         job = done.job
         port = self.ports.get(job.spec.session)
         if port is None or port.generation != job.spec.generation:
-            # Its sequences are gone: a request that goes on has started over with new ones. Its memory is kept with
-            # the pool it came from, for as long as the board may still hold that.
-            job.lease.step(BufferEvent.QUARANTINE)
-            gone = self.ending.get((job.spec.session, job.spec.generation))
-            if gone is not None:
-                gone.pool.leased -= 1
-                gone.pool.quarantined.append(job.lease)
+            # Its sequences are gone: a request that goes on has started over with new ones.
+            self.endings.take_home(job.spec.session, job.spec.generation, job.lease)
             return {}
         port.in_flight -= 1
         for sequence in job.sequences:
-            if sequence.request in self.sequences:
+            if self.lent.get(sequence.request) == job.spec.job:
+                del self.lent[sequence.request]
                 self.sequences[sequence.request] = sequence
         if isinstance(done.event, JobFailed):
             port.pool.quarantine(job.lease)
@@ -268,8 +277,11 @@ class EngineSteps:
     # the board's own account
 
     def _compare_counters(self, session: str, generation: int, now_ns: int) -> None:
-        """Only where nothing may be in flight: no job, no warm-up, and no session whose end is under way."""
-        if self.orders_out or self.ending or any(port.in_flight for port in self.ports.values()):
+        """Only where nothing may be in flight: no job, no warm-up, no session whose end is under way, and no job that
+        was never called over."""
+        if self.orders_out or self.endings.ports or self.endings.fenced:
+            return
+        if any(port.in_flight or port.pool.has_unended for port in self.ports.values()):
             return
         wrong = self.audit.complaint(now_ns)
         if wrong:
@@ -277,38 +289,52 @@ class EngineSteps:
 
     def buffer_counts(self) -> BufferCounts:
         """Over all sessions, those included that are about to end. Also from another thread, which only reads."""
-        counts = [port.pool.counts() for port in (*self.ports.values(), *self.ending.values())]
+        counts = [port.pool.counts() for port in self.ports.values()] + self.endings.counts()
         return BufferCounts(
             sum(c.allocated for c in counts), sum(c.leased for c in counts), sum(c.quarantined for c in counts)
         )
 
     # lifecycle
 
+    def check_ports(self, open_completions: Collection[tuple[str, int]]) -> None:
+        """Raise unless a generation has a completion thread just while it is in use, and an ended one left nothing."""
+        in_use = {(name, port.generation) for name, port in self.ports.items()}
+        assert in_use == set(open_completions), f"in use: {in_use}, waited for: {open_completions}"
+        assert not {name for name, _ in self.endings.ports} & set(self.ports), "an ended generation was left behind"
+
     def _adopt(self, done: LifecycleDone) -> None:
         self.orders_out -= 1
         event, session = done.event, done.session
         if isinstance(event, Released | ResetDone) and event.failure is None:
-            self.ending.pop((event.session, event.generation), None)
+            self.endings.over(event.session, done.scope)
         if session is not None:
+            assert session.name not in self.ports, f"{session.name} was never ended"
             generation = getattr(event, "generation", 0)
             self.ports[session.name] = SessionPort.of(session, generation, self.jobs_kept)
             self.ways.open_completion(session.name, generation)
 
     def _order(self, command: Command) -> None:
-        port = None
-        if isinstance(command, Release | Reset):
-            port = self.ports.pop(command.session, None)
-            if port is None:
-                # Asked again after a failure: what was not ended then is still to be ended.
-                port = self.ending.get((command.session, command.generation))
-            else:
-                if port.in_flight == 0:
-                    self._compare_counters(command.session, port.generation, self.clock())
-                self.ending[command.session, port.generation] = port
-                self.ways.close_completion(command.session, port.generation)
         assert isinstance(command, Validate | Configure | Warm | Release | Reset)
+        sessions: tuple[Session, ...] = ()
+        if isinstance(command, Reset) and command.scope in REACHES_ALL:
+            names = dict.fromkeys((*self.ports, *(name for name, _ in self.endings.ports), command.session))
+            sessions = tuple(session for name in names for session in self._end(name))
+        elif isinstance(command, Release | Reset):
+            sessions = self._end(command.session)
         self.orders_out += 1
-        self.ways.to_lifecycle(LifecycleOrder(command, port.session if port is not None else None))
+        self.ways.to_lifecycle(LifecycleOrder(command, sessions))
+
+    def _end(self, name: str) -> tuple[Session, ...]:
+        """The session that is to be ended, taken out of use; asked again after a failure, what was not ended then."""
+        port = self.ports.pop(name, None)
+        if port is None:
+            port = self.endings.of(name)
+            return () if port is None else (port.session,)
+        if port.in_flight == 0:
+            self._compare_counters(name, port.generation, self.clock())
+        self.endings.add(port)
+        self.ways.close_completion(name, port.generation)
+        return (port.session,)
 
 
 def _encode(contract: GraphContract, spec: JobSpec, tokens: Many[Many[int]], lease: Lease) -> Failure | None:
@@ -317,5 +343,11 @@ def _encode(contract: GraphContract, spec: JobSpec, tokens: Many[Many[int]], lea
     return failure(fault.operation, fault.code, fault.tensor) if fault else None
 
 
-def _unprepared(spec: JobSpec, fault: Failure) -> PrepareFailed:
-    return PrepareFailed(spec.job, spec.generation, fault)
+def _unprepared(spec: JobSpec, fault: Failure) -> tuple[PrepareFailed]:
+    return (PrepareFailed(spec.job, spec.generation, fault),)
+
+
+def _contradicted(spec: JobSpec, code: Code) -> JobFailed:
+    """Code and ticket do not agree: the device may run the job, and nobody can wait for it."""
+    detail = f"a ticket, and yet: {meaning(code).name}" if code else "success without a ticket"
+    return JobFailed(spec.job, spec.generation, Failure("submit", code, FaultClass.UNKNOWN, detail), has_ended=False)

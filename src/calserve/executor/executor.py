@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from calserve.core.engine import Engine
@@ -20,7 +20,15 @@ from calserve.core.events import Tick
 from calserve.executor.audit import BoardAudit
 from calserve.executor.awaiting import drive
 from calserve.executor.clock import Clock
-from calserve.executor.completion import Completed, Stray, SubmittedJob, completion_step
+from calserve.executor.completion import (
+    Completed,
+    GivenUp,
+    Stray,
+    SubmittedJob,
+    completion_step,
+    first_wait,
+    next_wait,
+)
 from calserve.executor.engine_step import EngineSteps, Message, Ways
 from calserve.executor.lifecycle import LifecycleOrder, LifecycleSteps, OpenPackage
 from calserve.executor.messages import Outlet, Recorder
@@ -30,11 +38,14 @@ _log = logging.getLogger(__name__)
 
 # Exit code when an invariant breaks: sysexits' EX_SOFTWARE.
 EXIT_BROKEN_INVARIANT = 70
-# How long an overdue job is waited on between two looks; nothing depends on its value.
-_WAIT_AGAIN_NS = 1_000_000_000
 
 
-JobQueue = queue.SimpleQueue[SubmittedJob | None]
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """What a completion thread is told by: its jobs, None for its end, and whether its session is gone."""
+
+    jobs: queue.SimpleQueue[SubmittedJob | None] = field(default_factory=queue.SimpleQueue)
+    is_closed: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +68,17 @@ class BoardExecutor:
         self._parts = parts
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._orders: queue.SimpleQueue[LifecycleOrder | None] = queue.SimpleQueue()
-        self._jobs: dict[tuple[str, int], JobQueue] = {}  # by (session, generation); the engine thread's
-        self._threads: list[threading.Thread] = []
+        self._completions: dict[tuple[str, int], _Completion] = {}  # by (session, generation); the engine thread's
+        self._threads: list[threading.Thread] = []  # the engine's too, from its start on
+        self._engine_thread: threading.Thread | None = None
         self._is_closing = threading.Event()
         self._steps = EngineSteps(
             parts.engine,
             parts.outlet,
             Ways(
-                to_completion=lambda job: self._jobs[job.spec.session, job.spec.generation].put(job),
+                to_completion=lambda job: self._completions[job.spec.session, job.spec.generation].jobs.put(job),
                 open_completion=self._open_completion,
-                close_completion=lambda name, generation: self._jobs.pop((name, generation)).put(None),
+                close_completion=self._close_completion,
                 to_lifecycle=self._orders.put,
             ),
             parts.clock,
@@ -78,8 +90,8 @@ class BoardExecutor:
 
     def start(self) -> None:
         """Start every thread. Daemons: a job that never completes must not keep a process that was told to end."""
-        self._start_thread("engine", self._run_engine)
         self._start_thread("lifecycle", self._run_lifecycle)
+        self._engine_thread = self._start_thread("engine", self._run_engine)
 
     def post(self, message: Message) -> None:
         """Put a message in the engine's inbox. Never blocks; what was put is no longer the caller's."""
@@ -99,22 +111,30 @@ class BoardExecutor:
         self._orders.put(None)
         self._inbox.put(None)
         ends = time.monotonic() + timeout_s
-        for thread in self._threads:  # the engine's first: nothing is handed to the others after it
+        if self._engine_thread is not None:  # first: it alone starts others, and hands work to them
+            self._engine_thread.join(max(0.0, ends - time.monotonic()))
+        for completion in tuple(self._completions.values()):
+            completion.jobs.put(None)
+        threads = tuple(self._threads)
+        for thread in threads:
             thread.join(max(0.0, ends - time.monotonic()))
-            for jobs in tuple(self._jobs.values()):
-                jobs.put(None)
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
-    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
+    def _start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=self._guard, args=(body,), name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
+        return thread
 
     def _open_completion(self, name: str, generation: int) -> None:
-        jobs: JobQueue = queue.SimpleQueue()
-        self._jobs[name, generation] = jobs
-        self._start_thread(f"completion-{name}-{generation}", partial(self._run_completion, jobs))
+        completion = self._completions[name, generation] = _Completion()
+        self._start_thread(f"completion-{name}-{generation}", partial(self._run_completion, completion))
+
+    def _close_completion(self, name: str, generation: int) -> None:
+        completion = self._completions.pop((name, generation))
+        completion.is_closed.set()
+        completion.jobs.put(None)
 
     def _guard(self, body: Callable[[], None]) -> None:
         """A broken invariant on any thread ends the process's service, loudly: nothing goes on half-true."""
@@ -137,23 +157,26 @@ class BoardExecutor:
                 return
             steps.take(message)
 
-    def _run_completion(self, jobs: JobQueue) -> None:
+    def _run_completion(self, completion: _Completion) -> None:
         clock = self._parts.clock
-        while (job := jobs.get()) is not None:
-            timeout = max(0, job.spec.execution_deadline_ns - clock())
-            while not self._is_closing.is_set():
-                code, status = job.session.wait(job.ticket, timeout)
-                was_overdue = job.is_overdue
-                outcome = completion_step(job, code, status, clock())
-                if isinstance(outcome, Completed):
-                    self._inbox.put(outcome)
-                    break
+        while (job := completion.jobs.get()) is not None:
+            wait = first_wait(job, clock())
+            # A closing process waits for nobody; what is in flight then stays with the board.
+            while not self._is_closing.wait(wait.pause_ns / 1e9):
+                until = clock() + wait.timeout_ns
+                code, status = job.session.wait(job.ticket, wait.timeout_ns)
+                was_overdue, now = job.is_overdue, clock()
+                outcome = completion_step(job, code, status, now)
                 if isinstance(outcome, Stray):
                     self._inbox.put(outcome.event)
-                    continue
-                if not was_overdue:
+                elif isinstance(outcome, Completed) or not was_overdue:
                     self._inbox.put(outcome)
-                timeout = _WAIT_AGAIN_NS
+                again = next_wait(job, outcome, until, now, completion.is_closed.is_set())
+                if again is None:
+                    if not isinstance(outcome, Completed):
+                        self._inbox.put(GivenUp(job))
+                    break
+                wait = again
 
     def _run_lifecycle(self) -> None:
         while (order := self._orders.get()) is not None:

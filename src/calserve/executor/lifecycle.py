@@ -9,23 +9,27 @@ returned. Who drives it waits: the lifecycle thread, or a simulation at a time o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from calserve.core.commands import Configure, Release, Reset, Validate, Warm
-from calserve.core.events import BoardAnomaly, Configured, Event, JobFailed, Released, ResetDone, Validated, Warmed
-from calserve.core.outcomes import BoardNote, Failure, FaultClass
+from calserve.core.commands import Configure, Release, Reset, ResetScope, Validate, Warm
+from calserve.core.events import BoardAnomaly, Configured, Event, Released, ResetDone, Validated, Warmed
+from calserve.core.outcomes import Failure, FaultClass
 from calserve.executor.awaiting import Awaited, AwaitJob, drive
 from calserve.executor.clock import Clock
+from calserve.executor.ending import REACHES_ALL, STOPS_WRITES
 from calserve.executor.facts import session_facts
-from calserve.executor.opening import clear_board
-from calserve.executor.warmup import STEP_TIMEOUT_NS, WarmTimes, warm_session
+from calserve.executor.opening import BoardOpening, note_of
+from calserve.executor.warmup import STEP_TIMEOUT_NS, WarmAside, WarmTimes, warm_session
 from calserve.runtime.checks import check_contract
-from calserve.runtime.contract import Board, BoardPackage, GraphContract, LoadOptions, Session
-from calserve.runtime.errors import CalCode, failure
+from calserve.runtime.contract import Board, BoardPackage, GraphContract, HostBuffers, LoadOptions, Session
+from calserve.runtime.errors import CalCode, failure, meaning
 
 __all__ = ["AwaitJob", "LifecycleDone", "LifecycleOrder", "LifecycleSteps", "OpenPackage", "drive"]
+
+_log = logging.getLogger(__name__)
 
 OpenPackage = Callable[[str], BoardPackage | Failure]
 Order = Validate | Configure | Warm | Release | Reset
@@ -33,10 +37,10 @@ Order = Validate | Configure | Warm | Release | Reset
 
 @dataclass(frozen=True, slots=True)
 class LifecycleOrder:
-    """A command of `core`, with the session it ends when it ends one."""
+    """A command of `core`, with the sessions it ends: the one it names, or with a reset of the board every one."""
 
     command: Order
-    session: Session | None = None
+    sessions: tuple[Session, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,13 @@ class LifecycleDone:
 
     aside: facts that came up on the way, for `core` to have before `event`: completions of older generations during a
         warm-up, and what an earlier process had left on the board.
+    scope: what was reset, where the order was a reset.
     """
 
     event: Event
     session: Session | None = None
     aside: tuple[Event, ...] = ()
+    scope: ResetScope | None = None
 
 
 @dataclass(slots=True)
@@ -64,7 +70,11 @@ class LifecycleSteps:
     loaded: dict[str, BoardPackage] = field(default_factory=dict)  # by session
     building: dict[str, Session] = field(default_factory=dict)
     step_timeout_ns: int = STEP_TIMEOUT_NS  # of a warm-up's step
-    is_cleared: bool = False  # nothing of an earlier process is on the board
+    unended: dict[str, list[HostBuffers]] = field(default_factory=dict)  # by session: a warm-up's job may write them
+    opening: BoardOpening = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.opening = BoardOpening(self.board)
 
     def take(self, order: LifecycleOrder) -> Generator[AwaitJob, Awaited, LifecycleDone]:
         """One order to its end; only a warm-up has jobs to wait for. Not started, it has done nothing."""
@@ -77,12 +87,15 @@ class LifecycleSteps:
             case Warm():
                 return (yield from self._warm(command))
             case Release():
-                return LifecycleDone(self._release(command, order.session))
+                return LifecycleDone(self._release(command, order.sessions))
             case Reset():
-                return LifecycleDone(self._reset(command, order.session))
+                return LifecycleDone(self._reset(command, order.sessions), scope=command.scope)
 
     def _validate(self, command: Validate) -> Validated:
-        opened = self.open_package(command.package)
+        try:
+            opened = self.open_package(command.package)
+        except Exception as error:
+            opened = _stopped("validate", FaultClass.ARTIFACT, error)
         if isinstance(opened, Failure):
             return Validated(command.session, command.generation, opened)
         wrong = _graphs_complaint(opened.graphs)
@@ -92,62 +105,88 @@ class LifecycleSteps:
         return Validated(command.session, command.generation)
 
     def _open_and_configure(self, command: Configure) -> LifecycleDone:
-        if self.is_cleared:
+        if self.opening.is_clear:
             return LifecycleDone(self._configure(command))
-        opening = clear_board(self.board)
         name, generation = command.session, command.generation
-        aside = (BoardAnomaly(name, generation, opening.told),) if opening.told else ()
-        if opening.failure is not None:
-            return LifecycleDone(Configured(name, generation, None, opening.failure), aside=aside)
-        self.is_cleared = True
+        found = self.opening.look(self.clock())
+        aside = (BoardAnomaly(name, generation, found.told, found.before, found.after),) if found.told else ()
+        if found.failure is not None:
+            return LifecycleDone(Configured(name, generation, None, found.failure), aside=aside)
         return LifecycleDone(self._configure(command), aside=aside)
 
     def _configure(self, command: Configure) -> Configured:
+        """A failure here leaves what the board holds unknown only where the board contradicts itself or breaks off."""
+        try:
+            made = self._make(command)
+        except Exception as error:
+            made = _stopped("configure", FaultClass.UNKNOWN, error)
         name, generation = command.session, command.generation
-        options = self.options[name]
-        code, session = self.board.configure(self.packages[command.package], options, name, generation)
+        if isinstance(made, Failure):
+            return Configured(name, generation, None, made)
+        self.building[name] = made
+        self.loaded[name] = self.packages[command.package]
+        return Configured(name, generation, session_facts(self.board, made, self.options[name].max_in_flight))
+
+    def _make(self, command: Configure) -> Session | Failure:
+        name = command.session
+        package, options = self.packages[command.package], self.options[name]
+        code, session = self.board.configure(package, options, name, command.generation)
         if session is None:
-            return Configured(name, generation, None, failure("configure", code, self.board.health().detail))
+            if code == CalCode.SUCCESS:
+                return Failure("configure", code, FaultClass.UNKNOWN, "success without a session")
+            return failure("configure", code, self.board.health().detail)
+        if code:
+            session.close()
+            return Failure("configure", code, FaultClass.UNKNOWN, f"a session, and yet: {meaning(code).name}")
         wrong = _graphs_complaint(tuple(session.graphs.values()))
         if wrong:
             session.close()  # nothing was submitted to it, and `core` counts it as never configured
-            return Configured(name, generation, None, _refused("configure", wrong))
-        self.building[name] = session
-        self.loaded[name] = self.packages[command.package]
-        return Configured(name, generation, session_facts(self.board, session, options.max_in_flight))
+            return _refused("configure", wrong)
+        return session
 
     def _warm(self, command: Warm) -> Generator[AwaitJob, Awaited, LifecycleDone]:
         name, generation = command.session, command.generation
-        session = self.building[name]
-        strays: list[JobFailed] = []
-        outcome = yield from warm_session(
-            session, self.loaded[name], generation, WarmTimes(self.clock, self.step_timeout_ns), strays
-        )
+        session, aside = self.building[name], WarmAside()
+        times = WarmTimes(self.clock, self.step_timeout_ns)
+        outcome = yield from warm_session(session, self.loaded[name], generation, times, aside)
+        if aside.unended:
+            self.unended.setdefault(name, []).extend(aside.unended)
         if isinstance(outcome, Failure):
-            return LifecycleDone(Warmed(name, generation, (), outcome), aside=tuple(strays))
+            return LifecycleDone(Warmed(name, generation, (), outcome), aside=tuple(aside.strays))
         del self.building[name]
-        return LifecycleDone(Warmed(name, generation, outcome), session, tuple(strays))
+        return LifecycleDone(Warmed(name, generation, outcome), session, tuple(aside.strays))
 
-    def _release(self, command: Release, session: Session | None) -> Released:
-        code = self._close(command.session, session)
+    def _release(self, command: Release, sessions: Many[Session]) -> Released:
+        code = self._close((command.session,), sessions)
         fault = failure("release", code) if code else None
         return Released(command.session, command.generation, fault)
 
-    def _reset(self, command: Reset, session: Session | None) -> ResetDone:
-        before = self._note()
-        code = self.board.reset(command.scope, command.session)
-        code = code or self._close(command.session, session)
+    def _reset(self, command: Reset, sessions: Many[Session]) -> ResetDone:
+        before = note_of(self.board)
+        is_for_all = command.scope in REACHES_ALL
+        code = self.board.reset(command.scope, None if is_for_all else command.session)
+        code = code or self._close(tuple(self.building) if is_for_all else (command.session,), sessions)
+        if not code and command.scope in STOPS_WRITES:
+            for name in tuple(self.unended) if is_for_all else (command.session,):
+                self.unended.pop(name, None)
         fault = failure("reset", code) if code else None
-        return ResetDone(command.session, command.generation, fault, before, self._note())
+        return ResetDone(command.session, command.generation, fault, before, note_of(self.board))
 
-    def _note(self) -> BoardNote:
-        """How the board stands now, for the record of a reset."""
-        health = self.board.health()
-        return BoardNote(tuple(sorted(self.board.describe().versions.items())), health.ok, health.detail)
+    def _close(self, names: Many[str], sessions: Many[Session]) -> int:
+        """Close `sessions`, and what was being built under `names`; the first code that is not 0."""
+        codes = [session.close() for session in sessions]
+        for name in names:
+            if name in self.building:
+                codes.append(self.building[name].close())
+                if not codes[-1]:
+                    del self.building[name]
+        return next((code for code in codes if code), 0)
 
-    def _close(self, name: str, session: Session | None) -> int:
-        session = session or self.building.pop(name, None)
-        return session.close() if session is not None else 0
+
+def _stopped(stage: str, fault: FaultClass, error: Exception) -> Failure:
+    """A step broke off: its cause is the package or the board, not an invariant of ours."""
+    _log.error("the order to %s stopped", stage, exc_info=error)
+    return Failure(stage, 0, fault, f"{type(error).__name__}: {error}")
 
 
 def _graphs_complaint(graphs: Many[GraphContract]) -> str:

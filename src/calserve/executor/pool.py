@@ -47,18 +47,26 @@ class BufferCounts:
 class Lease:
     """Sole right to one set of buffers, with the state they are in.
 
+    has_ended: False from the moment it is put away without the board's word that its job is over.
+
     Invariants: one holder; a lease dropped while the device may write its memory is an error and says so.
     """
 
-    __slots__ = ("buffers", "key", "state")
+    __slots__ = ("buffers", "has_ended", "key", "state")
 
     def __init__(self, key: PoolKey, buffers: HostBuffers) -> None:
         self.key = key
         self.buffers = buffers
         self.state = BufferState.FREE
+        self.has_ended = True
 
     def step(self, event: BufferEvent) -> None:
         self.state = step(BUFFER_STEPS, self.state, event)
+
+    def put_away(self) -> None:
+        """Quarantined, never to be used again."""
+        self.has_ended = self.state not in (BufferState.SUBMITTED, BufferState.RUNNING)
+        self.step(BufferEvent.QUARANTINE)
 
     def __del__(self) -> None:
         if self.state in (BufferState.SUBMITTED, BufferState.RUNNING):
@@ -104,8 +112,10 @@ class BufferPool:
         if self.allocated.get(key, 0) >= self.limit:
             return failure("buffers", CalCode.DEVICE_BUSY, f"all {self.limit} sets of buffers are in use")
         code, buffers = self.session.allocate(key.graph, key.bank)
-        if buffers is None:
+        if code:
             return failure("buffers", code)
+        if buffers is None:
+            return Failure("buffers", code, FaultClass.UNKNOWN, "success without buffers")
         wrong = check_buffers(self.session.graphs[key.graph], buffers)
         if wrong is not None:
             return Failure("buffers", wrong[0], FaultClass.ARTIFACT, wrong[1])
@@ -132,7 +142,18 @@ class BufferPool:
         self.leased -= 1
         self._put_away(lease)
 
+    @property
+    def has_unended(self) -> bool:
+        """Whether the device may still write memory of this pool: a job is out, or was given up without an end."""
+        return self.leased > 0 or any(not lease.has_ended for lease in self.quarantined)
+
+    def keep_unended(self) -> None:
+        """The session is gone: what the device is done with goes too."""
+        self.free.clear()
+        self.quarantined = [lease for lease in self.quarantined if not lease.has_ended]
+        self.made = self.leased + len(self.quarantined)
+
     def _put_away(self, lease: Lease) -> None:
-        lease.step(BufferEvent.QUARANTINE)
+        lease.put_away()
         self.quarantined.append(lease)
         self.allocated[lease.key] -= 1

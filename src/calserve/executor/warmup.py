@@ -6,6 +6,7 @@ keeps the generation from ever being Ready; the measured times are what profile 
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Generator
 from collections.abc import Sequence as Many
@@ -20,13 +21,24 @@ from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
 from calserve.core.outcomes import LOST_STAGE, Failure, FaultClass
 from calserve.executor.awaiting import Awaited, AwaitJob
 from calserve.executor.clock import Clock
-from calserve.executor.completion import stray_of
+from calserve.executor.completion import is_stray, says_over, stray_of
 from calserve.executor.logits import LogitsFault, read_logits
 from calserve.executor.prepare import check_prepared
 from calserve.runtime.checks import KvRoom, check_buffers
-from calserve.runtime.contract import BoardPackage, Golden, GraphContract, HostBuffers, Session, StatusKind, Ticket
+from calserve.runtime.contract import (
+    BoardPackage,
+    Golden,
+    GraphContract,
+    HostBuffers,
+    JobStatus,
+    Session,
+    StatusKind,
+    Ticket,
+)
 from calserve.runtime.encoding import encode, logits_index
-from calserve.runtime.errors import CalCode, failure
+from calserve.runtime.errors import CalCode, failure, meaning
+
+_log = logging.getLogger(__name__)
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 _End = TypeVar("_End")
@@ -54,20 +66,46 @@ class WarmTimes:
     step_timeout_ns: int = STEP_TIMEOUT_NS
 
 
-def warm_session(
-    session: Session, package: BoardPackage, generation: int, times: WarmTimes, strays: list[JobFailed]
-) -> _Steps[tuple[StepTime, ...] | Failure]:
-    """Run every golden, then time each graph. Returns step times per graph, or the first failure.
+@dataclass(frozen=True, slots=True)
+class WarmAside:
+    """What else comes of a warm-up. strays: completions of older generations, for `core` to count. unended: memory of
+    a job that the board never called over: the device may write it."""
 
-    strays: gets a completion of an older generation that came meanwhile, for `core` to count.
-    """
-    rig = _Rig(session, generation, times, strays=strays)
+    strays: list[JobFailed] = field(default_factory=list)
+    unended: list[HostBuffers] = field(default_factory=list)
+
+
+def warm_session(
+    session: Session, package: BoardPackage, generation: int, times: WarmTimes, aside: WarmAside
+) -> _Steps[tuple[StepTime, ...] | Failure]:
+    """Run every golden, then time each graph. Returns step times per graph, or the first failure; an exception, whose
+    cause can only be the package or the board, is one too."""
+    rig = _Rig(session, generation, times, strays=aside.strays)
     try:
         for golden in package.goldens:
             yield from _check_golden(rig, golden, package.golden_tolerance)
         return (yield from _measure(rig, package))
     except WarmupFailed as end:
         return end.failure
+    except Exception as error:
+        _log.exception("a warm-up stopped")
+        wrong = f"the warm-up stopped: {type(error).__name__}: {error}"
+        if rig.is_out:
+            return Failure(LOST_STAGE, 0, FaultClass.UNKNOWN, wrong)
+        return Failure("warm", 0, FaultClass.ARTIFACT, wrong)
+    finally:
+        if rig.is_out:
+            aside.unended.extend(rig.buffers.values())
+
+
+def _lost(code: int, status: JobStatus | None, step: str = "wait") -> Failure:
+    """Nothing says that the job is over, whatever the code: the device may write on."""
+    if code == CalCode.TIMEOUT:
+        return Failure(LOST_STAGE, code, FaultClass.UNKNOWN, "a warm-up job never came back")
+    if code:
+        return failure(LOST_STAGE, code, f"{step}: {meaning(code).name}, and no word that the job is over")
+    named = "the completion names another job or generation" if status else f"{step}: success without a status"
+    return Failure(LOST_STAGE, code, FaultClass.UNKNOWN, named)
 
 
 @dataclass(slots=True)
@@ -80,6 +118,7 @@ class _Rig:
     buffers: dict[str, HostBuffers] = field(default_factory=dict)
     strays: list[JobFailed] = field(default_factory=list)
     job: int = -1
+    is_out: bool = False  # the device may be at work on a job of ours
 
     @property
     def room(self) -> KvRoom:
@@ -115,16 +154,12 @@ class _Rig:
         if fault:
             raise WarmupFailed(failure("warm", fault.code, f"{fault.operation} of {fault.tensor}"))
         began = self.times.clock()
-        code, ticket = self.session.submit(spec, buffers)
-        if ticket is None:
-            raise WarmupFailed(failure("warm", code, "submit"))
+        ticket = self._submit(spec, buffers)
         code, status = yield from self._end_of(ticket)
         took = self.times.clock() - began
-        if code == CalCode.TIMEOUT:
-            raise WarmupFailed(Failure(LOST_STAGE, code, FaultClass.UNKNOWN, "a warm-up job never came back"))
-        if not code and (status is None or status.ticket != ticket or status.generation != self.generation):
-            named = "the completion names another job or generation" if status else "success without a status"
-            raise WarmupFailed(Failure(LOST_STAGE, code, FaultClass.UNKNOWN, named))
+        if code == CalCode.TIMEOUT or not says_over(status, ticket, self.generation):
+            raise WarmupFailed(_lost(code, status))
+        self.is_out = False
         if code or status is None or status.status is not StatusKind.DONE:
             raise WarmupFailed(failure("warm", code or CalCode.DEVICE_CRASH, f"wait: {status and status.status.value}"))
         logits = read_logits(graph, buffers, [at for at in logits_index(graph, spec) if at is not None])
@@ -138,11 +173,21 @@ class _Rig:
             raise WarmupFailed(failure("warm", code, "buffers could not be cleaned"))
         return logits, took
 
+    def _submit(self, spec: JobSpec, buffers: HostBuffers) -> Ticket:
+        """Code and ticket are judged together: where they do not agree the device may run the job."""
+        code, ticket = self.session.submit(spec, buffers)
+        if code and ticket is None:
+            raise WarmupFailed(failure("warm", code, "submit"))
+        self.is_out = True
+        if code or ticket is None:
+            raise WarmupFailed(_lost(code, None, "submit"))
+        return ticket
+
     def _end_of(self, ticket: Ticket) -> _Steps[Awaited]:
         """What the board says of the job. A completion of an older generation is set aside, and the job waited on."""
         while True:
             code, status = yield AwaitJob(self.session, ticket, self.times.step_timeout_ns)
-            if status is None or status.generation >= self.generation:
+            if status is None or not is_stray(status, ticket, self.generation):
                 return code, status
             self.strays.append(stray_of(status))
 
@@ -161,11 +206,14 @@ class _Rig:
     def _buffers(self, graph: GraphContract) -> HostBuffers:
         if graph.name not in self.buffers:
             code, made = self.session.allocate(graph.name, Bank.AUTO)
-            if made is None:
+            if code:
                 raise WarmupFailed(failure("warm", code, f"buffers of {graph.name}"))
-            wrong = check_buffers(graph, made)
-            if wrong is not None:
-                raise WarmupFailed(Failure("warm", wrong[0], FaultClass.ARTIFACT, wrong[1]))
+            if made is None:
+                wrong = f"success without buffers of {graph.name}"
+                raise WarmupFailed(Failure("warm", code, FaultClass.UNKNOWN, wrong))
+            complaint = check_buffers(graph, made)
+            if complaint is not None:
+                raise WarmupFailed(Failure("warm", complaint[0], FaultClass.ARTIFACT, complaint[1]))
             self.buffers[graph.name] = made
         return self.buffers[graph.name]
 

@@ -35,6 +35,7 @@ from calserve.core.events import (
 )
 from calserve.core.job import JobSpec
 from calserve.core.outcomes import KV_STAGE, BoardNote, Failure, RowEnd
+from calserve.core.resets import is_wide
 
 LOGGER = "calserve.record"
 # A job's requests are named in so many characters, and each in so many: a client may have chosen the name, and a value
@@ -132,14 +133,19 @@ class RecordLog:
                     del self._jobs[job]
 
     def _anomaly(self, event: BoardAnomaly, now_ns: int) -> None:
-        names = {"session": event.session, "generation": event.generation}
-        self._log.warning("a board's account does not add up", **names, stage="counters", detail=event.detail)
+        names = {"session": event.session, "generation": event.generation, "stage": "counters", "detail": event.detail}
+        if event.before is None:
+            self._log.warning("a board's account does not add up", **names)
+        else:
+            stands = {"before": _board(event.before), "after": _board(event.after)}
+            self._log.error("a board was reset before its first use", **names, **stands)
 
     # Orders
 
     def _order(self, command: Command, now_ns: int) -> None:
         if isinstance(command, Reset):
-            out = sorted(job for job, kept in self._jobs.items() if kept.spec.session == command.session)
+            is_for_all = is_wide(command.scope)
+            out = sorted(job for job, kept in self._jobs.items() if is_for_all or kept.spec.session == command.session)
             names = {"session": command.session, "generation": command.generation, "scope": command.scope.value}
             self._log.error("a reset was ordered", **names, jobs_out=out, **_cause(command.cause))
             why = {f"cause_{name}": value for name, value in _cause(command.cause).items()}

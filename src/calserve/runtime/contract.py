@@ -319,7 +319,11 @@ class Session(Protocol):
     def allocate(self, graph: str, bank: Bank) -> tuple[Code, HostBuffers | None]: ...
 
     def submit(self, spec: JobSpec, buffers: HostBuffers) -> tuple[Code, Ticket | None]:
-        """`infer` / `infer_with_fixed_task_type`. Never blocks; a non-zero code means nothing was started."""
+        """`infer` / `infer_with_fixed_task_type`. Never blocks.
+
+        Code 0 with a ticket: started. A code without one: nothing was started. Anything else contradicts itself, and
+        the caller takes the job for one that may run.
+        """
 
     def wait(self, ticket: Ticket, timeout_ns: int) -> tuple[Code, JobStatus | None]:
         """`OutputBuf::Wait` then `GetStatus`. Blocks at most `timeout_ns`; code 13 on timeout."""
@@ -354,7 +358,21 @@ class Board(Protocol):
     ) -> tuple[Code, Session | None]:
         """`CreateCalbin` + `configure`; slow. Code 7 while a current calbin exists on a one-calbin board."""
 
-    def reset(self, scope: ResetScope, session: str | None) -> Code: ...
+    def reset(self, scope: ResetScope, session: str | None) -> Code:
+        """End what runs within the scope's reach; a code other than 0 says that nothing is known to have ended.
+
+        CCU: the chips of `session`, None for all. Its sessions stay configured, KV stays; writes are not stopped.
+        SESSION: `session`, which must be named. It is gone with its KV, buffers and jobs' names, and must be configured
+            again; its siblings go on. A job that never returned may still write. Proof: `session_reset`.
+        CONFIGURATION: every session of the board, whichever is named; pass None. All are gone. A job that never
+            returned may still write, so it is used only where none is out. No proof is needed.
+        CHIP: every session on the chips of `session`, None for all chips. They are gone, KV memory is cleared, and no
+            job of theirs writes any more. Proof: `chip_reset`.
+        BOARD: as CHIP for the whole board, and the one that helps a board that is lost.
+
+        Codes: 27 the scope is not proven or does not exist here, 25 the reset failed, 4 or 16 no such session, 18 the
+        board is lost.
+        """
 
     def close(self) -> None:
         """Release the board and its lock."""

@@ -218,8 +218,8 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
     crashes = tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 0, 1, 2) if is_long else (0, 0, 0, 1)))))
     points = tuple(p for p in _POINTS if r.random() < ACTIVE_SHARE and (p not in PAIRS or server.max_in_flight > 1))
     traffic = TrafficPlan(
-        burst_gap_ns=25 * SECOND if is_long else 10 * SECOND,
-        burst_size=r.choice((56, 60, 64)) if is_long else r.choice((10, 24, 40)),
+        burst_gap_ns=25 * SECOND if is_long else 14 * SECOND,
+        burst_size=r.choice((56, 60, 64)) if is_long else r.choice((32, 48, 60)),
         burst_ns=r.choice((SECOND // 50, SECOND // 5)),
         storm_gap_ns=20 * MINUTE if is_long else MINUTE,
         habits=tuple(h for h in HABITS if r.random() < 0.8),

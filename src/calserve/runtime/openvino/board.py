@@ -222,13 +222,13 @@ class OpenVinoBoard:
     def reset(self, scope: ResetScope, session: str | None) -> Code:
         """Drop sessions with their KV, buffers and compiled graph; each must be configured again.
 
-        SESSION: the named one. CONFIGURATION: the named one, or all. Other chips' sessions go on. A job that
+        SESSION: the named one; other chips' sessions go on. CONFIGURATION: all, whichever is named. A job that
         runs is stopped first; 25 if it does not stop. The scopes below and above these do not exist here: 27.
         """
         if scope not in (ResetScope.SESSION, ResetScope.CONFIGURATION):
             return int(CalCode.NOT_SUPPORTED)
         self._forget_closed()
-        everything = session is None and scope is ResetScope.CONFIGURATION
+        everything = scope is ResetScope.CONFIGURATION
         names = list(self._sessions) if everything else [session or ""]
         if not everything and names[0] not in self._sessions:
             return int(CalCode.NO_CONFIG)

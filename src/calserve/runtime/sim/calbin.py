@@ -70,7 +70,7 @@ RESET_EFFECTS: Mapping[ResetScope, ResetEffect] = MappingProxyType(
         ResetScope.SESSION: ResetEffect(
             "session", ends_sessions=True, clears_kv=False, stops_writes=False, capability="session_reset"
         ),
-        ResetScope.CONFIGURATION: ResetEffect("chips", ends_sessions=True, clears_kv=False, stops_writes=True),
+        ResetScope.CONFIGURATION: ResetEffect("board", ends_sessions=True, clears_kv=False, stops_writes=True),
         ResetScope.CHIP: ResetEffect(
             "chips", ends_sessions=True, clears_kv=True, stops_writes=True, capability="chip_reset"
         ),
