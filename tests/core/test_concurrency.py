@@ -11,6 +11,7 @@ from calserve.core.events import BoardAnomaly, JobDone, JobFailed, JobOverdue, L
 from calserve.core.job import Bank
 from calserve.core.outbox import Outbox
 from calserve.core.outcomes import Failure, FaultClass, RowEnd
+from calserve.core.states import GenerationState
 
 F = FaultClass
 PROVEN = EVERYTHING | {"concurrent_jobs", "chip_reset"}
@@ -51,6 +52,18 @@ def test_anomaly_of_a_generation_that_is_gone_is_counted_and_changes_nothing() -
     rig = two()
     rig.send(BoardAnomaly("s", 7, "left 1"))
     assert (rig.view.max_in_flight, rig.counters["board_anomalies"]) == (2, 1)
+
+
+def test_board_that_keeps_a_released_lane_gets_a_new_generation_after_the_answers_ended() -> None:
+    """Room that the ledger counts is not there: only another generation brings board and ledger together again."""
+    rig = two()
+    rig.send(BoardAnomaly("s", 1, "the board refused to release lane 3", is_kv=True))
+    assert rig.view.state is GenerationState.DRAINING
+    while rig.jobs:
+        rig.done()
+    assert {rig.reason(name) for name in ("a", "b")} == {"length"}
+    assert rig.view.state is not GenerationState.READY
+    assert rig.counters.get("resets", 0) == 0
 
 
 @pytest.mark.parametrize(

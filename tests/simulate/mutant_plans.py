@@ -56,9 +56,9 @@ def _faulty(era: Era, *points: str, mean_gap: int = 250, late_ns: int = 5 * SECO
     return replace(era, server=replace(era.server, max_resets=1000), faults=FaultsPlan(points, (), mean_gap, late_ns))
 
 
-def _refused_waits() -> FaultsPlan:
-    """Job after job whose wait gives 14, which is the job's own trouble: its generation goes on."""
-    return FaultsPlan(listed=tuple(ListedFault("wait_timeout", at, value=14) for at in range(100, 2000, 30)))
+def _own_trouble() -> FaultsPlan:
+    """Job after job that is over with code 14, which is its own trouble: its generation goes on."""
+    return FaultsPlan(listed=tuple(ListedFault("code_with_status", at) for at in range(200, 2000, 30)))
 
 
 def _first_jobs() -> FaultsPlan:
@@ -72,7 +72,7 @@ SCENARIOS = {
     "specified": replace(CALM, board=BoardPlan("calculet-2chip", profiles=(1,), sessions=1)),
     "pairs": PAIRS,
     "cancels": replace(PAIRS, traffic=replace(CALM.traffic, mean_output=30)),
-    "own_trouble": replace(CALM, faults=_refused_waits()),
+    "own_trouble": replace(CALM, faults=_own_trouble()),
     "exceptions": _faulty(CALM, "status_ccu_exception"),
     "exceptions_in_pairs": _faulty(PAIRS, "status_ccu_exception"),
     "again": replace(CALM, board=BoardPlan(sessions=1), server=SERVER, faults=_first_jobs()),
@@ -85,8 +85,11 @@ SCENARIOS = {
         _faulty(CALM, "job_never_completes"), server=HASTY, pace=Pace(warm_step_ns=100 * MS)
     ),
     "late": replace(_faulty(CALM, "completion_late"), server=HASTY),
+    # the other session is at work when the process goes
     "lost_for_good": replace(
-        _faulty(CALM, "job_never_completes", mean_gap=100), server=replace(HASTY, max_resets=0)
+        _faulty(CALM, "job_never_completes", mean_gap=150),
+        server=replace(HASTY, max_resets=0),
+        traffic=replace(CALM.traffic, burst_gap_ns=SECOND // 2, mean_output=30),
     ),
     "killed": replace(
         _faulty(CALM, "completion_late", mean_gap=20, late_ns=9 * SECOND),

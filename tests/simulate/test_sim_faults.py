@@ -411,3 +411,16 @@ def test_profile_latency_of_a_late_completion_outlasts_deadline_and_grace() -> N
     ticket, _ = rig.start(rig.spec("prefill_b1", [row_of(0, 0, 9)]), [prompt_of(9)])
     assert rig.session.wait(ticket, 15 * SECOND) == (13, None)
     rig.finish(ticket)
+
+
+def test_job_that_is_over_with_a_code_says_so_and_leaves_its_kv_undefined() -> None:
+    """Code 14 beside status DONE: the job's own trouble, and the next one may go at once."""
+    rig = faulty(Fault(FaultPoint.CODE_WITH_STATUS, at_visit=2))
+    first = rig.prefill(0, prompt_of(6))
+    spec = rig.spec("decode_b1", [row_of(0, 6, 1)])
+    ticket, _ = rig.start(spec, [[first]])
+    code, status = rig.session.wait(ticket, SECOND)
+    assert code == 14
+    assert status is not None
+    assert (status.status, status.ticket) == (StatusKind.DONE, ticket)
+    assert rig.board.counters().left == 0

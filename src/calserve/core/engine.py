@@ -170,12 +170,17 @@ class Engine:
             case Released() as answer, Session() as found:
                 found.released(answer)
             case BoardAnomaly() as anomaly, Session() as found:
-                self._on_anomaly(found, anomaly)
+                self._on_anomaly(found, anomaly, now_ns)
 
-    def _on_anomaly(self, session: Session, event: BoardAnomaly) -> None:
+    def _on_anomaly(self, session: Session, event: BoardAnomaly, now_ns: int) -> None:
         self._out.count("board_anomalies")
-        if event.generation == session.generation:
-            session.concurrency.lower(Doubt.COUNTERS)
+        if event.generation != session.generation:
+            return
+        session.concurrency.lower(Doubt.COUNTERS)
+        if event.is_kv:
+            # the device and the ledger went their own ways; only another generation brings them together
+            cause = Failure("kv", 0, FaultClass.LIFECYCLE, event.detail)
+            session.fault(cause, Aftermath.DRAIN_AND_REBUILD, now_ns)
 
     # --- requests ---------------------------------------------------------------------------------------
 

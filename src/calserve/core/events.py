@@ -194,6 +194,7 @@ class BoardAnomaly:
     """The board's own account does not add up (its job counters do not close): two jobs at once are in doubt.
 
     before, after: how the board stood around the reset that an earlier process's jobs made necessary, if one did.
+    is_kv: what does not add up is KV: the board kept a lane that was released, so room that we count is not there.
     """
 
     session: str
@@ -201,6 +202,7 @@ class BoardAnomaly:
     detail: str
     before: BoardNote | None = None
     after: BoardNote | None = None
+    is_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True)

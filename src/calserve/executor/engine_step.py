@@ -125,7 +125,8 @@ class EngineSteps:
                 self._turn(message, {})
         for port in self.ports.values():
             if port.refused:
-                self.anomalies += (BoardAnomaly(port.session.name, port.generation, text) for text in port.refused)
+                name, generation = port.session.name, port.generation
+                self.anomalies += (BoardAnomaly(name, generation, text, is_kv=True) for text in port.refused)
                 port.refused.clear()
         while self.anomalies:
             self._turn(self.anomalies.pop(0), {})

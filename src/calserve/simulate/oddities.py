@@ -147,7 +147,6 @@ class OddBuffers:
 class _OddKv:
     inner: KvMirror
     oddities: Oddities
-    lanes: int
 
     def can_allocate(self, units: int) -> bool:
         return self.inner.can_allocate(units)
@@ -156,9 +155,6 @@ class _OddKv:
         return self.inner.apply(lane, units, length)
 
     def release(self, lane: int) -> Code:
-        """A board of one lane that keeps it has nothing left to serve with; that is not what this is about."""
-        if self.lanes == 1:
-            return self.inner.release(lane)
         return CalCode.INVALID_VALUE if self.oddities.shows("release_refused") else self.inner.release(lane)
 
 
@@ -182,7 +178,7 @@ class OddSession:
 
     def __post_init__(self) -> None:
         inner = self.inner
-        self.name, self.graphs, self.kv = inner.name, inner.graphs, _OddKv(inner.kv, self.oddities, inner.lanes)
+        self.name, self.graphs, self.kv = inner.name, inner.graphs, _OddKv(inner.kv, self.oddities)
         self.lanes, self.unit_tokens, self.kv_units = inner.lanes, inner.unit_tokens, inner.kv_units
 
     def allocate(self, graph: str, bank: Bank) -> tuple[Code, HostBuffers | None]:

@@ -180,9 +180,9 @@ HABITS = (
 # Faults that only two jobs in flight can show.
 PAIRS = ("completion_swapped",)
 _POINTS = (
-    "submit_busy", "submit_unavailable", "submit_unsupported", "wait_timeout", "status_ccu_exception", "logits_nan",
-    "output_short",
-    "job_never_completes", "completion_late", "completion_double", "completion_swapped", "device_lost",
+    "submit_busy", "submit_unavailable", "submit_unsupported", "wait_timeout", "code_with_status",
+    "status_ccu_exception", "logits_nan", "output_short", "job_never_completes", "completion_late",
+    "completion_double", "completion_swapped", "device_lost",
     "allocate_fails", "map_fails", "slice_fails", "csr_fails", "buffer_reset_fails", "kv_cannot_allocate",
     "kv_apply_fails", "configure_fails", "reset_fails", "counters_wrong", "undo_lost", "logits_inf",
     "completion_misnamed",

@@ -150,6 +150,10 @@ class JobEngine:
             self._spoil_kv(job)
             self._retire(job, StatusKind.DONE_CCU_EXCEPTION)
             return
+        if fault := self.plan.visit(FaultPoint.CODE_WITH_STATUS):
+            self._spoil_kv(job)
+            self._retire(job, StatusKind.DONE, fault.value or CalCode.OUT_OF_RANGE)
+            return
         if not job.writes_stopped:
             self._write_kv(job)
         job.d2h_ns = self.profile.timing.dma_ns(job.output_bytes)
@@ -226,7 +230,7 @@ class JobEngine:
         if self.running.pop(job.ticket.number, None) is None:
             self.queue.remove(job)
         self.timeline.give_back(job)
-        if code == CalCode.SUCCESS:
+        if code != CalCode.DEVICE_UNAVAILABLE:  # a reset ended the others, and starts what it left
             self.finished += 1
             if not job.calbin.is_alive:
                 self.on_stray(job)

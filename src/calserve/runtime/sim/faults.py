@@ -34,6 +34,7 @@ class FaultPoint(Enum):
     SUBMIT_UNAVAILABLE = "submit_unavailable"  # submit: code 18, nothing started
     SUBMIT_UNSUPPORTED = "submit_unsupported"  # submit: code 27, nothing started
     WAIT_TIMEOUT = "wait_timeout"  # wait: code 13 although the job may be done
+    CODE_WITH_STATUS = "code_with_status"  # job: over with code 14 and status DONE, its KV block undefined
     STATUS_CCU_EXCEPTION = "status_ccu_exception"  # code 0, status DONE_CCU_EXCEPTION, the KV block undefined
     LOGITS_NAN = "logits_nan"  # job: every logit is NaN
     LOGITS_INF = "logits_inf"  # job: one logit of every row is infinite
