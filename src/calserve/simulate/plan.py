@@ -219,7 +219,7 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
     points = tuple(p for p in _POINTS if r.random() < ACTIVE_SHARE and (p not in PAIRS or server.max_in_flight > 1))
     traffic = TrafficPlan(
         burst_gap_ns=25 * SECOND if is_long else 14 * SECOND,
-        burst_size=r.choice((56, 60, 64)) if is_long else r.choice((32, 48, 60)),
+        burst_size=r.choice((56, 60, 64)) if is_long else r.choice((44, 56, 68)),
         burst_ns=r.choice((SECOND // 50, SECOND // 5)),
         storm_gap_ns=20 * MINUTE if is_long else MINUTE,
         habits=tuple(h for h in HABITS if r.random() < 0.8),
@@ -269,7 +269,7 @@ def _is_slow(r: random.Random) -> bool:
 
 def _draw_board(r: random.Random) -> BoardPlan:
     kind = r.random()
-    if kind < 0.1:  # the board of the specification: one sequence at a time over both chips
+    if kind < 0.07:  # the board of the specification: one sequence at a time over both chips
         return BoardPlan("calculet-2chip", context=256, profiles=(1,), sessions=1, tile=16, dtype="bfloat16")
     cut = tuple(
         name
@@ -280,7 +280,7 @@ def _draw_board(r: random.Random) -> BoardPlan:
         if r.random() < chance
     )  # fmt: skip
     sessions = 1 if r.random() < 0.25 else 2
-    profiles = r.choice(((1, 4, 8), (1, 4, 8), (1, 8), (1, 4)))
+    profiles = r.choice(((1, 4, 8), (1, 4, 8), (1, 8), (1, 8), (1, 4)))
     is_tiled = r.random() < 0.3
     return BoardPlan(
         "assumed-lanes",
