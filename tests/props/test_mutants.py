@@ -28,7 +28,7 @@ from calserve.core.states import LaneState
 from calserve.core.supervisor import Supervisor
 
 RUN = settings(
-    max_examples=240,
+    max_examples=1000,  # what Hypothesis draws depends on what is imported: enough for any of it
     stateful_step_count=40,
     deadline=None,
     database=None,
