@@ -121,6 +121,8 @@ def test_soak_that_crashes_leaves_its_record_and_no_server(tmp_path: Path, monke
 def test_soak_told_to_stop_leaves_its_record_and_no_server(tmp_path: Path, number: signal.Signals) -> None:
     profile = str(quick_profile(tmp_path / "lanes.yaml", "assumed-lanes"))
     script = (
+        # a shell's background job inherits SIGINT ignored; this is about one on a terminal
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys; from pathlib import Path; from calserve.progress import PlainProgress\n"
         "from calserve.simulate.wall import WallOptions, run_wall_soak\n"
         f"options = WallOptions(out=Path({str(tmp_path / 'out')!r}), minutes=5, board_profile={profile!r})\n"
