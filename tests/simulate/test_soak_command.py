@@ -31,6 +31,11 @@ BIGGEST = str(2**63 - 1)
             ["--seeds", "2", "--record", "record.json"],
             "--record keeps one run; of several --seeds, those that fail leave their records in --records.",
         ),
+        (["--rate", "3"], "--rate needs --wall."),
+        (["--wall", "--seeds", "3"], "--seeds is for runs on virtual time, not for --wall."),
+        (["--wall", "--bank", "fixed"], "--bank is for runs on virtual time, not for --wall."),
+        (["--replay", "x.json", "--hours", "2"], "--hours says nothing beside --replay."),
+        (["--report", "y.md", "--record", "z.json"], "--record says nothing beside --report."),
     ],
     ids=str,
 )
@@ -43,14 +48,14 @@ def test_flag_that_makes_no_sense_gets_one_sentence_and_exit_code_1(flags: list[
 @pytest.mark.parametrize("flag", ["--record", "--report"])
 def test_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path, flag: str) -> None:
     (tmp_path / "file").write_text("")
-    told = calserve("soak", "--minutes", "1", flag, tmp_path / "file" / "record.json")
+    told = calserve("soak", flag, tmp_path / "file" / "record.json")
     assert told.exit_code == 1
     assert told.output.strip() == f"calserve: {tmp_path / 'file'} is no directory, so {flag} cannot put a file there."
 
 
 @pytest.mark.parametrize("flag", ["--record", "--report", "--replay"])
 def test_directory_in_the_place_of_a_file_is_refused(tmp_path: Path, flag: str) -> None:
-    told = calserve("soak", "--minutes", "1", flag, tmp_path)
+    told = calserve("soak", flag, tmp_path)
     assert told.exit_code == 1
     assert len(told.output.strip().splitlines()[-1]) < 300
     assert str(tmp_path) in told.output

@@ -228,6 +228,7 @@ def bench_worker(
 
 @app.command()
 def soak(
+    context: typer.Context,
     seed: Annotated[int, typer.Option(help="What the run is drawn from.")] = 1,
     hours: Annotated[Optional[float], typer.Option(help="Virtual hours; one if neither is given.")] = None,  # noqa: UP045
     minutes: Annotated[Optional[float], typer.Option(help="Virtual minutes; real ones with --wall.")] = None,  # noqa: UP045
@@ -256,6 +257,7 @@ def soak(
     with told_in_one_sentence():
         from calserve.cli.soak import SoakFlags, run_recovery_report, run_replay, run_soak
 
+        _refuse_idle_flags(context, wall=wall, is_replay=replay is not None, is_report=report is not None)
         if wall:
             from calserve.cli.soak import WallFlags, run_wall
 
@@ -270,6 +272,43 @@ def soak(
             board_profile, max_in_flight, bank,
         )  # fmt: skip
         raise typer.Exit(run_soak(virtual))
+
+
+_WALL_ONLY = ("out", "board", "model", "rate", "fault_plan", "chips")
+_DRAWN_ONLY = (
+    "hours",
+    "minutes",
+    "seeds",
+    "jobs",
+    "record",
+    "records",
+    "shrink",
+    "min_requests",
+    "max_in_flight",
+    "bank",
+)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """By the name of its source: typer has brought a click of its own in some versions and not in others."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_idle_flags(context: typer.Context, *, wall: bool, is_replay: bool, is_report: bool) -> None:
+    """A flag that would do nothing beside the others is refused, not dropped."""
+    if wall:
+        idle = (*(set(_DRAWN_ONLY) - {"hours", "minutes"}), "replay", "report", "check_every")
+        why = "is for runs on virtual time, not for --wall"
+    elif is_replay:
+        idle, why = ("seed", "report", "board_profile", *_DRAWN_ONLY, *_WALL_ONLY), "says nothing beside --replay"
+    elif is_report:
+        idle, why = ("board_profile", "check_every", *_DRAWN_ONLY, *_WALL_ONLY), "says nothing beside --report"
+    else:
+        idle, why = _WALL_ONLY, "needs --wall"
+    given = [name for name in sorted(idle) if _is_given(context, name)]
+    if given:
+        raise Refusal(f"--{given[0].replace('_', '-')} {why}.")
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from calserve.simulate.oracle import Oracle, World
 from calserve.simulate.plan import SECOND, Era
 
 MODEL = "m"
-# A drain may end in an unload, whose bound is the operator's: the default deadline of a request.
 _WARM_UP_NS = 8 * SECOND  # goldens and step times of the slowest profile, on virtual time
 
 
@@ -21,6 +20,7 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
     """An oracle for one era."""
     profile, server = parts.profile, era.server
     host_ns = SECOND // 4 + era.pace.hiccup_ns * 4
+    # a drain may end in an unload, whose bound is the operator's: the default deadline of a request
     drain_ns = max(server.recovery_drain_ns, server.deadline_default_ns) + server.overdue_grace_ns
     slow_ns = profile.timing.configure_ns + profile.timing.reset_ns
     # a bring-up may fail for now as often as is allowed, be reset as often as the budget has it, and wait for a sibling

@@ -19,7 +19,7 @@ from pathlib import Path
 from calserve.progress import Progress
 from calserve.simulate.one_board import BoardChoice, plan_on_board, proof_of
 from calserve.simulate.plan import HOUR, RunPlan, draw_plan
-from calserve.simulate.record import Made, Record, made_here, write_record
+from calserve.simulate.record import Made, Record, made_here, read_record, write_record
 from calserve.simulate.result import RunResult
 from calserve.simulate.run import Run
 from calserve.simulate.shrink import kind_of, shrink
@@ -244,8 +244,6 @@ def _fill(record: Record, result: RunResult) -> None:
 
 def _finish_record(path: Path, report: SoakReport) -> None:
     """A run may be clean and still too weak to prove anything; then its record says so."""
-    from calserve.simulate.record import read_record
-
     record = read_record(path)
     if record.verdict == "clean" and report.weak:
         record.verdict = "weak"

