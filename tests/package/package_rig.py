@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
-MANIFEST: dict[str, Any] = {
-    "schema": "calserve-package/v1",
-    "model": "toy",
-    "board": "openvino",
+TOKENIZER, TEMPLATE = "{}", ""
+MODEL: dict[str, Any] = {
+    "name": "toy",
     "architecture": "llama",
+    "chip_mask": 1,
+    "pinned": False,
     "vocab_size": 100,
     "context": 64,
     "trained_context": 128,
@@ -24,9 +25,10 @@ MANIFEST: dict[str, Any] = {
     "weights": "fp16",
     "weight_bytes": 1000,
     "eos_token_ids": [2],
-    "golden_tolerance": 0.05,
     "settings": {"INFERENCE_PRECISION_HINT": "f32"},
     "kv": {"n_layers": 2, "n_kv_heads": 1, "head_dim": 16, "unit_tokens": 32, "dtype": "float16"},
+    "tokenizer_sha256": hashlib.sha256(TOKENIZER.encode()).hexdigest(),
+    "chat_template_sha256": hashlib.sha256(TEMPLATE.encode()).hexdigest(),
     "graphs": [
         {
             "name": "step",
@@ -43,9 +45,19 @@ MANIFEST: dict[str, Any] = {
             "logits_tile": 1,
             "scratch_units": [8],
             "csr_names": [],
+            "chip_mask": 1,
             "expected_step_ns": None,
-            "inputs": [{"name": "input_ids", "shape": [64], "dtype": "int64", "sliceable": True}],
-            "outputs": [{"name": "logits", "shape": [4, 100], "dtype": "float32", "sliceable": True}],
+            "inputs": [
+                {"name": "input_ids", "shape": [64], "dtype": "int64", "bytes": 512, "sliceable": True},
+                {"name": "position_ids", "shape": [64], "dtype": "int64", "bytes": 512, "sliceable": True},
+                {"name": "past_lens", "shape": [5], "dtype": "int32", "bytes": 20, "sliceable": True},
+                {"name": "subsequence_begins", "shape": [6], "dtype": "int32", "bytes": 24, "sliceable": True},
+                {"name": "block_indices", "shape": [9], "dtype": "int32", "bytes": 36, "sliceable": True},
+                {"name": "block_indices_begins", "shape": [6], "dtype": "int32", "bytes": 24, "sliceable": True},
+                {"name": "max_context_len", "shape": [], "dtype": "int32", "bytes": 4, "sliceable": False},
+                {"name": "sampled_tokens_indices", "shape": [4], "dtype": "int64", "bytes": 32, "sliceable": True},
+            ],
+            "outputs": [{"name": "logits", "shape": [4, 100], "dtype": "float32", "bytes": 1600, "sliceable": True}],
         }
     ],
     "files": {
@@ -54,16 +66,47 @@ MANIFEST: dict[str, Any] = {
         "tokenizer": "tokenizer.json",
         "chat_template": "chat_template.jinja",
         "goldens": "goldens.json",
+    },
+}
+MANIFEST: dict[str, Any] = {
+    "schema": "calserve-package/v1",
+    "target": "openvino",
+    "models": [MODEL],
+    "files": {
         "memory": "memory.json",
         "compatibility": "compatibility.json",
         "provenance": "build-provenance.json",
     },
 }
 GOLDENS = {
+    "numerics": "exact",
+    "tolerance": 0.05,
     "goldens": [{"text": "a", "prompt_ids": [5, 6], "output_ids": [7, 2], "margins": [1.5, 0.25]}],
 }
-MEMORY = {"weight_bytes": 1000, "kv_unit_bytes": 4096, "kv_units": 8, "kv_bytes": 32768, "io_bytes": 2112}
-COMPATIBILITY = {"board": "openvino", "runtime": "openvino>=1", "devices": ["CPU"], "capabilities": []}
+# 2 x 2 layers x 1 head x 16 x 32 tokens x 2 bytes = 4096 a unit; 4 lanes of 2 units; every section on its own 2 MiB.
+MEMORY = {
+    "plan": "packer",
+    "models": [
+        {
+            "model": "toy",
+            "weight_bytes": 1000,
+            "kv_unit_bytes": 4096,
+            "kv_units": 8,
+            "kv_bytes": 32768,
+            "io_bytes": 2764,
+            "workspace_bytes": None,
+        }
+    ],
+    "chips": [{"chip": 0, "bytes": 6 << 20, "guard_bytes": 0}],
+    "sections": [
+        {
+            "name": f"toy.{kind}", "model": "toy", "kind": kind, "chip_mask": 1,
+            "address": at << 20, "bytes": size, "writable": kind != "weights",
+        }
+        for kind, at, size in (("weights", 0, 1000), ("kv", 2, 32768), ("io", 4, 2764))
+    ],
+}  # fmt: skip
+COMPATIBILITY = {"target": "openvino", "runtime": "openvino>=1", "devices": ["CPU"], "capabilities": []}
 
 
 def good_manifest() -> dict[str, Any]:
@@ -76,8 +119,8 @@ def write_package(root: Path, manifest: dict[str, Any] | str | None = None, **fi
     (root / "graphs").mkdir()
     (root / "graphs/step.xml").write_bytes(b"<net/>")
     (root / "graphs/step.bin").write_bytes(bytes(1000))
-    (root / "tokenizer.json").write_text("{}")
-    (root / "chat_template.jinja").write_text("")
+    (root / "tokenizer.json").write_text(TOKENIZER)
+    (root / "chat_template.jinja").write_text(TEMPLATE)
     (root / "build-provenance.json").write_text("{}")
     for name, usual in (("goldens", GOLDENS), ("memory", MEMORY), ("compatibility", COMPATIBILITY)):
         value = files.get(name, usual)

@@ -61,7 +61,7 @@ def test_pack_tiny_package_has_the_paged_contract(tiny_package: Path) -> None:
 
 
 def test_pack_tiny_package_memory_counts_by_hand(tiny_package: Path) -> None:
-    memory = json.loads((tiny_package / "memory.json").read_bytes())
+    (memory,) = json.loads((tiny_package / "memory.json").read_bytes())["models"]
     assert memory["kv_unit_bytes"] == 2 * 2 * 2 * 32 * 32 * 2  # key+value, layers, heads, width, tokens, bytes
     assert memory["kv_units"] == 256
     assert memory["kv_bytes"] == 256 * memory["kv_unit_bytes"]

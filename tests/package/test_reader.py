@@ -180,43 +180,42 @@ def _twice(*path: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "rule"),
     [
         (_set("surprise", to=1), "manifest_schema"),
-        (_set("kv", "surprise", to=1), "manifest_schema"),
-        (_set("graphs", 0, "surprise", to=1), "manifest_schema"),
-        (_set("graphs", 0, "inputs", 0, "surprise", to=1), "manifest_schema"),
-        (_delete("context"), "manifest_schema"),
-        (_delete("settings"), "manifest_schema"),
-        (_delete("graphs", 0, "scratch_units"), "manifest_schema"),
+        (_set("models", 0, "kv", "surprise", to=1), "manifest_schema"),
+        (_set("models", 0, "graphs", 0, "surprise", to=1), "manifest_schema"),
+        (_set("models", 0, "graphs", 0, "inputs", 0, "surprise", to=1), "manifest_schema"),
+        (_delete("models", 0, "context"), "manifest_schema"),
+        (_delete("models", 0, "settings"), "manifest_schema"),
+        (_delete("models", 0, "graphs", 0, "scratch_units"), "manifest_schema"),
         (_set("schema", to="calserve-package/v2"), "manifest_schema"),
-        (_set("context", to="64"), "manifest_schema"),
-        (_set("context", to=64.5), "manifest_schema"),
-        (_set("context", to=0), "manifest_schema"),
-        (_set("vocab_size", to=2**70), "manifest_schema"),
-        (_set("model", to="../x"), "manifest_schema"),
-        (_set("model", to="a\nb"), "manifest_schema"),
-        (_set("numerics", to="sloppy"), "manifest_schema"),
-        (_set("golden_tolerance", to=-1.0), "manifest_schema"),
-        (_set("graphs", to=[]), "manifest_schema"),
-        (_set("graphs", 0, "tasks", to=["train"]), "manifest_schema"),
-        (_set("graphs", 0, "inputs", 0, "shape", to=[-1]), "manifest_schema"),
-        (_set("graphs", 0, "inputs", 0, "dtype", to="object"), "manifest_schema"),
-        (_set("settings", to={"A": 1}), "manifest_schema"),
-        (_delete("files", "tokenizer"), "role_missing"),
-        (_delete("files", "weights:step"), "role_missing"),
-        (_set("files", "weights:other", to="memory.json"), "role_unknown"),
-        (_set("files", "tokenizer", to="../tokenizer.json"), "file_outside"),
-        (_set("files", "tokenizer", to="/etc/passwd"), "file_outside"),
-        (_set("files", "tokenizer", to="other.json"), "file_missing"),
-        (_set("context", to=129), "context_too_long"),
-        (_set("profiles", to=[4, 1]), "profiles_order"),
-        (_set("profiles", to=[1, 1, 4]), "profiles_order"),
-        (_set("profiles", to=[1, 2]), "profiles_order"),
-        (_twice("graphs"), "name_repeated"),
-        (_twice("graphs", 0, "inputs"), "name_repeated"),
-        (_set("graphs", 0, "tasks", to=["decode", "decode"]), "name_repeated"),
-        (_set("graphs", 0, "inactive_lane_policy", to=None), "inactive_lane_policy"),
-        (_set("graphs", 0, "max_tokens", to=63), "graph_context"),
-        (_set("vocab_size", to=7), "token_range"),
-        (_set("eos_token_ids", to=[100]), "token_range"),
+        (_set("models", 0, "context", to="64"), "manifest_schema"),
+        (_set("models", 0, "context", to=64.5), "manifest_schema"),
+        (_set("models", 0, "context", to=0), "manifest_schema"),
+        (_set("models", 0, "vocab_size", to=2**70), "manifest_schema"),
+        (_set("models", 0, "name", to="../x"), "manifest_schema"),
+        (_set("models", 0, "name", to="a\nb"), "manifest_schema"),
+        (_set("models", 0, "numerics", to="sloppy"), "manifest_schema"),
+        (_set("models", 0, "graphs", to=[]), "manifest_schema"),
+        (_set("models", 0, "graphs", 0, "tasks", to=["train"]), "manifest_schema"),
+        (_set("models", 0, "graphs", 0, "inputs", 0, "shape", to=[-1]), "manifest_schema"),
+        (_set("models", 0, "graphs", 0, "inputs", 0, "dtype", to="object"), "manifest_schema"),
+        (_set("models", 0, "settings", to={"A": 1}), "manifest_schema"),
+        (_delete("models", 0, "files", "tokenizer"), "role_missing"),
+        (_delete("models", 0, "files", "weights:step"), "role_missing"),
+        (_set("models", 0, "files", "weights:other", to="memory.json"), "role_unknown"),
+        (_set("models", 0, "files", "tokenizer", to="../tokenizer.json"), "file_outside"),
+        (_set("models", 0, "files", "tokenizer", to="/etc/passwd"), "file_outside"),
+        (_set("models", 0, "files", "tokenizer", to="other.json"), "file_missing"),
+        (_set("models", 0, "context", to=129), "context_too_long"),
+        (_set("models", 0, "profiles", to=[4, 1]), "profiles_order"),
+        (_set("models", 0, "profiles", to=[1, 1, 4]), "profiles_order"),
+        (_set("models", 0, "profiles", to=[1, 2]), "profiles_order"),
+        (_twice("models", 0, "graphs"), "name_repeated"),
+        (_twice("models", 0, "graphs", 0, "inputs"), "name_repeated"),
+        (_set("models", 0, "graphs", 0, "tasks", to=["decode", "decode"]), "name_repeated"),
+        (_set("models", 0, "graphs", 0, "inactive_lane_policy", to=None), "inactive_lane_policy"),
+        (_set("models", 0, "graphs", 0, "max_tokens", to=63), "graph_context"),
+        (_set("models", 0, "vocab_size", to=7), "token_range"),
+        (_set("models", 0, "eos_token_ids", to=[100]), "token_range"),
     ],
 )
 def test_open_package_bad_manifest_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None], rule: str) -> None:
@@ -247,9 +246,9 @@ def test_open_package_hostile_yaml_refused(tmp_path: Path, text: str) -> None:
 def test_open_package_repeated_manifest_key_names_it(tmp_path: Path) -> None:
     root = write_package(tmp_path / "p")
     manifest = root / "manifest.yaml"
-    manifest.write_text(manifest.read_text() + "context: 32\n")
+    manifest.write_text(manifest.read_text() + "target: sim\n")
     list_files(root)
-    with pytest.raises(PackageError, match="'context' is repeated"):
+    with pytest.raises(PackageError, match="'target' is repeated"):
         open_package(root)
 
 
@@ -257,7 +256,7 @@ def test_open_package_alias_in_an_otherwise_good_manifest_refused(tmp_path: Path
     root = write_package(tmp_path / "p")
     manifest = root / "manifest.yaml"
     text = manifest.read_text()
-    text = text.replace("architecture: llama", "architecture: &name llama").replace("board: openvino", "board: *name")
+    text = text.replace("architecture: llama", "architecture: &name llama").replace("target: openvino", "target: *name")
     manifest.write_text(text)
     list_files(root)
     with pytest.raises(PackageError, match="aliases are not allowed"):
@@ -277,15 +276,21 @@ def test_open_package_without_manifest_refused(tmp_path: Path) -> None:
         ({"goldens": "{"}, "json_schema"),
         ({"goldens": "[" * 100_000}, "json_schema"),
         ({"goldens": {**GOLDENS, "more": 1}}, "json_schema"),
-        ({"goldens": {"goldens": []}}, "json_schema"),
+        ({"goldens": {**GOLDENS, "goldens": []}}, "json_schema"),
+        ({"goldens": {**GOLDENS, "tolerance": -1.0}}, "json_schema"),
         ({"memory": {"weight_bytes": 1}}, "json_schema"),
-        ({"compatibility": {**COMPATIBILITY, "board": "sim"}}, "board_differs"),
+        ({"compatibility": {**COMPATIBILITY, "target": "sim"}}, "target_differs"),
         (
-            {"goldens": {"goldens": [{"text": "", "prompt_ids": [1], "output_ids": [1, 2], "margins": [1]}]}},
+            {
+                "goldens": {
+                    **GOLDENS,
+                    "goldens": [{"text": "", "prompt_ids": [1], "output_ids": [1, 2], "margins": [1]}],
+                }
+            },
             "golden_form",
         ),
         (
-            {"goldens": {"goldens": [{"text": "", "prompt_ids": [100], "output_ids": [1], "margins": [1]}]}},
+            {"goldens": {**GOLDENS, "goldens": [{"text": "", "prompt_ids": [100], "output_ids": [1], "margins": [1]}]}},
             "token_range",
         ),
         ({"goldens": " " * ((4 << 20) + 1)}, "file_size"),

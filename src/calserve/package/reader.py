@@ -1,13 +1,15 @@
-"""From a directory to a `BoardPackage`: the only way a package comes into the server.
+"""From a directory to what a board takes: the only way a package comes into the server.
 
 Owns the order of the checks: files and checksums first, then the schema, then that its parts agree. Must not touch a
-board. Life of the main object: a directory is verified whole, decoded, and becomes one frozen BoardPackage; the
-files are not read again except by role.
+board. Life of the main object: a directory is verified whole, decoded into one PackageTree, and becomes one frozen
+BoardPackage a model; the files are not read again except by role.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,12 +21,14 @@ from calserve.package.decode import decode_json, decode_yaml
 from calserve.package.fault import PackageError
 from calserve.package.manifest import (
     MANIFEST,
-    REQUIRED_ROLES,
+    MODEL_ROLES,
+    PACKAGE_ROLES,
     Compatibility,
     Goldens,
     GraphEntry,
     Manifest,
-    MemoryPlan,
+    MemoryMap,
+    ModelEntry,
     TensorEntry,
 )
 from calserve.runtime.contract import (
@@ -36,90 +40,130 @@ from calserve.runtime.contract import (
     TensorContract,
 )
 
-ITEM_BYTES = {
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-}
+
+@dataclass(frozen=True, slots=True)
+class PackageTree:
+    """A package decoded, every part checked against the schema and none against another yet.
+
+    digest: sha256 of `checksums.sha256`. goldens: by model.
+    """
+
+    root: Path
+    digest: str
+    manifest: Manifest
+    memory: MemoryMap
+    compatibility: Compatibility
+    goldens: Mapping[str, Goldens]
 
 
 def open_package(path: Path) -> BoardPackage:
-    """Verify the package at `path` and return it.
+    """Verify the package of one model at `path` and return it.
 
     Raises PackageError: one sentence, the rule it broke in `.fault.rule`.
     """
+    models = open_models(path)
+    if len(models) != 1:
+        names = ", ".join(model.model for model in models)
+        raise PackageError("several_models", f"{path} holds {len(models)} models ({names}), and one is needed here.")
+    return models[0]
+
+
+def open_models(path: Path) -> tuple[BoardPackage, ...]:
+    """As `open_package`, for a package of any number of models, in the manifest's order."""
+    tree = read_tree(path)
+    _check_parts(tree)
+    return tuple(_board_package(tree, model) for model in tree.manifest.models)
+
+
+def read_tree(path: Path) -> PackageTree:
+    """The package at `path`, its files held against their checksums and decoded. Raises PackageError."""
     if not path.is_dir():
         raise PackageError("not_a_directory", f"{path} is not a package directory.")
     root = path.resolve()
     try:
         digest = verify_checksums(root)
         manifest = _read_manifest(root)
-        goldens = decode_json(root / manifest.files["goldens"], Goldens)
-        decode_json(root / manifest.files["memory"], MemoryPlan)
+        goldens = {model.name: decode_json(root / model.files["goldens"], Goldens) for model in manifest.models}
+        memory = decode_json(root / manifest.files["memory"], MemoryMap)
         compatibility = decode_json(root / manifest.files["compatibility"], Compatibility)
     except OSError as error:
         raise PackageError("unreadable", f"{path} cannot be read: {error.strerror or error}.") from None
-    _check_parts(root, manifest, goldens, compatibility)
-    return _board_package(root, digest, manifest, goldens)
+    return PackageTree(root, digest, manifest, memory, compatibility, goldens)
 
 
 def _read_manifest(root: Path) -> Manifest:
     if not (root / MANIFEST).is_file():
         raise PackageError("manifest_missing", f"{root} has no {MANIFEST}.")
     manifest = decode_yaml(root / MANIFEST, Manifest)
-    graph_roles = [f"{kind}:{graph.name}" for graph in manifest.graphs for kind in ("graph", "weights")]
-    expected = {*REQUIRED_ROLES, *graph_roles}
-    for role in sorted(expected - manifest.files.keys()):
+    _check_unique(root, "model", (model.name for model in manifest.models))
+    _check_files(root, manifest.files, PACKAGE_ROLES)
+    for model in manifest.models:
+        _check_files(root, model.files, (*MODEL_ROLES, *graph_roles(manifest, model)))
+    return manifest
+
+
+def graph_roles(manifest: Manifest, model: ModelEntry) -> tuple[str, ...]:
+    """Roles of a model's graph files; the simulated target has none, as nothing is compiled for it."""
+    if manifest.target == "sim":
+        return ()
+    return tuple(f"{kind}:{graph.name}" for graph in model.graphs for kind in ("graph", "weights"))
+
+
+def _check_files(root: Path, files: Mapping[str, str], roles: Iterable[str]) -> None:
+    expected = set(roles)
+    for role in sorted(expected - files.keys()):
         raise PackageError("role_missing", f"{root}: the manifest names no file for {role}.")
-    for role in sorted(manifest.files.keys() - expected):
+    for role in sorted(files.keys() - expected):
         raise PackageError("role_unknown", f"{root}: the manifest names a file for the unknown role {role}.")
-    for role, name in manifest.files.items():
+    for role, name in files.items():
         if not is_inside_name(name):
             raise PackageError("file_outside", f"{root}: the file for {role} is not inside the package.")
         if not (root / name).is_file():
             raise PackageError("file_missing", f"{root}: {name}, the file for {role}, is not there.")
-    return manifest
 
 
-def _check_parts(root: Path, manifest: Manifest, goldens: Goldens, compatibility: Compatibility) -> None:
+def _check_parts(tree: PackageTree) -> None:
     """Raise PackageError where two parts of the package contradict each other."""
-    if compatibility.board != manifest.board:
+    root, manifest = tree.root, tree.manifest
+    if tree.compatibility.target != manifest.target:
         raise PackageError(
-            "board_differs",
-            f"{root}: the manifest is for board {manifest.board}, compatibility.json for {compatibility.board}.",
+            "target_differs",
+            f"{root}: the manifest is for target {manifest.target}, compatibility.json for "
+            f"{tree.compatibility.target}.",
         )
-    if manifest.context > manifest.trained_context:
+    for model in manifest.models:
+        _check_model(root, model, tree.goldens[model.name])
+
+
+def _check_model(root: Path, model: ModelEntry, goldens: Goldens) -> None:
+    if model.context > model.trained_context:
         raise PackageError(
             "context_too_long",
-            f"{root}: the context {manifest.context} is longer than the {manifest.trained_context} tokens the "
+            f"{root}: the context {model.context} is longer than the {model.trained_context} tokens the "
             "model was trained for.",
-            manifest.trained_context,
-            manifest.context,
+            model.trained_context,
+            model.context,
         )
-    profiles = manifest.profiles
-    if list(profiles) != sorted(set(profiles)) or profiles[-1] != manifest.lanes:
+    profiles = model.profiles
+    if list(profiles) != sorted(set(profiles)) or profiles[-1] != model.lanes:
         raise PackageError(
             "profiles_order",
-            f"{root}: profiles {list(profiles)} must rise and end with the number of lanes, {manifest.lanes}.",
+            f"{root}: profiles {list(profiles)} must rise and end with the number of lanes, {model.lanes}.",
         )
-    _check_unique(root, "graph", (graph.name for graph in manifest.graphs))
-    for graph in manifest.graphs:
+    _check_unique(root, "graph", (graph.name for graph in model.graphs))
+    for graph in model.graphs:
         _check_unique(root, f"tensor of graph {graph.name}", (t.name for t in (*graph.inputs, *graph.outputs)))
-        _check_graph(root, manifest, graph)
+        _check_graph(root, model, graph)
     for i, golden in enumerate(goldens.goldens):
         if len(golden.margins) != len(golden.output_ids):
             raise PackageError("golden_form", f"{root}: golden {i} has not one margin per output token.")
     used = [t for g in goldens.goldens for t in (*g.prompt_ids, *g.output_ids)]
-    worst = max((*used, *manifest.eos_token_ids))
-    if worst >= manifest.vocab_size:
+    worst = max((*used, *model.eos_token_ids))
+    if worst >= model.vocab_size:
         raise PackageError(
             "token_range",
-            f"{root}: token id {worst} is not below the vocabulary size {manifest.vocab_size}.",
-            manifest.vocab_size,
+            f"{root}: token id {worst} is not below the vocabulary size {model.vocab_size}.",
+            model.vocab_size,
             worst,
         )
 
@@ -132,7 +176,7 @@ def _check_unique(root: Path, what: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _check_graph(root: Path, manifest: Manifest, graph: GraphEntry) -> None:
+def _check_graph(root: Path, model: ModelEntry, graph: GraphEntry) -> None:
     if len(set(graph.tasks)) != len(graph.tasks):
         raise PackageError("name_repeated", f"{root}: graph {graph.name} names a task twice.")
     if graph.batch.rows > 1 and graph.inactive_lane_policy is None:
@@ -140,36 +184,47 @@ def _check_graph(root: Path, manifest: Manifest, graph: GraphEntry) -> None:
             "inactive_lane_policy",
             f"{root}: graph {graph.name} runs {graph.batch.rows} lanes and declares no policy for unused ones.",
         )
-    if graph.max_tokens < manifest.context:
+    if graph.max_tokens < model.context:
         raise PackageError(
             "graph_context",
-            f"{root}: graph {graph.name} addresses {graph.max_tokens} tokens, below the context {manifest.context}.",
-            manifest.context,
+            f"{root}: graph {graph.name} addresses {graph.max_tokens} tokens, below the context {model.context}.",
+            model.context,
             graph.max_tokens,
         )
 
 
-def _board_package(root: Path, digest: str, manifest: Manifest, goldens: Goldens) -> BoardPackage:
+def _board_package(tree: PackageTree, model: ModelEntry) -> BoardPackage:
+    goldens = tree.goldens[model.name]
+    files = {**tree.manifest.files, **model.files}
     return BoardPackage(
-        root=root,
-        hash=digest,
-        model=manifest.model,
-        board=manifest.board,
-        vocab_size=manifest.vocab_size,
-        context=manifest.context,
-        max_lanes=manifest.lanes,
-        profiles=manifest.profiles,
-        numerics=manifest.numerics,
-        weights=manifest.weights,
-        files={role: root / name for role, name in manifest.files.items()},
-        settings=dict(manifest.settings),
-        kv=msgspec.structs.asdict(manifest.kv),
-        weight_bytes=manifest.weight_bytes,
-        eos_token_ids=manifest.eos_token_ids,
-        graphs=tuple(_graph_contract(graph, manifest.vocab_size) for graph in manifest.graphs),
+        root=tree.root,
+        hash=model_hash(tree, model.name),
+        model=model.name,
+        board=tree.manifest.target,
+        vocab_size=model.vocab_size,
+        context=model.context,
+        max_lanes=model.lanes,
+        profiles=model.profiles,
+        numerics=model.numerics,
+        weights=model.weights,
+        files={role: tree.root / name for role, name in files.items()},
+        settings=dict(model.settings),
+        kv=msgspec.structs.asdict(model.kv),
+        weight_bytes=model.weight_bytes,
+        eos_token_ids=model.eos_token_ids,
+        graphs=tuple(_graph_contract(graph, model.vocab_size) for graph in model.graphs),
         goldens=tuple(Golden(g.prompt_ids, g.output_ids, g.margins) for g in goldens.goldens),
-        golden_tolerance=manifest.golden_tolerance,
+        golden_tolerance=goldens.tolerance,
+        chip_mask=model.chip_mask,
+        pinned=model.pinned,
     )
+
+
+def model_hash(tree: PackageTree, model: str) -> str:
+    """What a model's evidence and generations are bound to: the package's hash, and in a combined one also its name."""
+    if len(tree.manifest.models) == 1:
+        return tree.digest
+    return hashlib.sha256(f"{tree.digest} {model}".encode()).hexdigest()
 
 
 def _graph_contract(graph: GraphEntry, vocab_size: int) -> GraphContract:
@@ -200,7 +255,4 @@ def _graph_contract(graph: GraphEntry, vocab_size: int) -> GraphContract:
 
 
 def _tensor(entry: TensorEntry) -> TensorContract:
-    size = ITEM_BYTES[entry.dtype]
-    for dimension in entry.shape:
-        size *= dimension
-    return TensorContract(entry.name, entry.shape, entry.dtype, size, entry.sliceable)
+    return TensorContract(entry.name, entry.shape, entry.dtype, entry.bytes, entry.sliceable)

@@ -126,8 +126,10 @@ class Golden:
 class BoardPackage:
     """A package that passed its gates: what `Board.configure` needs, and nothing executable.
 
-    hash: sha256 of `checksums.sha256`. files: graph and weight files by role, absolute. settings: every numeric
-    hint, explicit. kv: geometry (n_layers, n_kv_heads, head_dim, unit_tokens, dtype).
+    hash: sha256 of `checksums.sha256`; of a model in a combined package, that and the model's name hashed together.
+    files: graph and weight files by role, absolute. settings: every numeric hint, explicit. kv: geometry (n_layers,
+    n_kv_heads, head_dim, unit_tokens, dtype). chip_mask: bit i set: its graphs run on chip i; with `pinned` on just
+    those chips, else on any as many.
     """
 
     root: Path
@@ -148,6 +150,8 @@ class BoardPackage:
     graphs: tuple[GraphContract, ...] = ()
     goldens: tuple[Golden, ...] = ()
     golden_tolerance: float = 0.0
+    chip_mask: int = 1
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

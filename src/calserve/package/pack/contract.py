@@ -6,12 +6,13 @@ allocates, so each is derived from lanes and context here and nowhere else.
 
 from __future__ import annotations
 
-from calserve.package.manifest import BatchEntry, GraphEntry, KvEntry, MemoryPlan, TensorEntry
+from calserve.package.address import SectionNeed, lay_out, model_memory, tensor
+from calserve.package.manifest import BatchEntry, GraphEntry, KvEntry, MemoryMap
 from calserve.package.pack.options import KV_DTYPE, UNIT_TOKENS, PackOptions
 from calserve.package.pack.paged import LOGITS, SAMPLED, Geometry
-from calserve.package.reader import ITEM_BYTES
 
 GRAPH = "step"
+CHIP_MASK = 1  # one chip, any one
 
 # A prompt may go whole, and a small context still leaves room for every lane and a chunk.
 MIN_JOB_TOKENS = 2048
@@ -58,27 +59,30 @@ def graph_entry(options: PackOptions, vocab_size: int) -> GraphEntry:
         logits_tile=1,
         scratch_units=(kv_units(options),),
         csr_names=(),
+        chip_mask=CHIP_MASK,
         expected_step_ns=None,
         inputs=(
-            TensorEntry("input_ids", (job_tokens,), "int64", True),
-            TensorEntry("position_ids", (job_tokens,), "int64", True),
-            TensorEntry("past_lens", (rows,), "int32", True),
-            TensorEntry("subsequence_begins", (rows + 1,), "int32", True),
-            TensorEntry("block_indices", (blocks,), "int32", True),
-            TensorEntry("block_indices_begins", (rows + 1,), "int32", True),
-            TensorEntry("max_context_len", (), "int32", False),
-            TensorEntry(SAMPLED, (wanted,), "int64", True),
+            tensor("input_ids", (job_tokens,), "int64", True),
+            tensor("position_ids", (job_tokens,), "int64", True),
+            tensor("past_lens", (rows,), "int32", True),
+            tensor("subsequence_begins", (rows + 1,), "int32", True),
+            tensor("block_indices", (blocks,), "int32", True),
+            tensor("block_indices_begins", (rows + 1,), "int32", True),
+            tensor("max_context_len", (), "int32", False),
+            tensor(SAMPLED, (wanted,), "int64", True),
         ),
-        outputs=(TensorEntry(LOGITS, (wanted, vocab_size), "float32", True),),
+        outputs=(tensor(LOGITS, (wanted, vocab_size), "float32", True),),
     )
 
 
-def memory_plan(graph: GraphEntry, kv: KvEntry, units: int, weight_bytes: int) -> MemoryPlan:
-    unit_bytes = 2 * kv.n_layers * kv.n_kv_heads * kv.head_dim * kv.unit_tokens * ITEM_BYTES[kv.dtype]
-    io_bytes = 0
-    for tensor in (*graph.inputs, *graph.outputs):
-        size = ITEM_BYTES[tensor.dtype]
-        for dimension in tensor.shape:
-            size *= dimension
-        io_bytes += size
-    return MemoryPlan(weight_bytes, unit_bytes, units, unit_bytes * units, io_bytes)
+def memory_map(model: str, graph: GraphEntry, kv: KvEntry, units: int, weight_bytes: int) -> MemoryMap:
+    """Figures and address plan of a package of one paged graph; its peak of activations only the board knows."""
+    figures = model_memory(model, weight_bytes, kv, units, (graph,), None)
+    sections, chips = lay_out(
+        (
+            SectionNeed(model, "weights", CHIP_MASK, weight_bytes),
+            SectionNeed(model, "kv", CHIP_MASK, figures.kv_bytes),
+            SectionNeed(model, "io", CHIP_MASK, figures.io_bytes),
+        )
+    )
+    return MemoryMap("packer", (figures,), chips, sections)

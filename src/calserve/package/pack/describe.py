@@ -17,14 +17,23 @@ import yaml
 from calserve import __version__
 from calserve.package.checksums import file_sha256
 from calserve.package.fault import PackageError
-from calserve.package.manifest import MANIFEST, SCHEMA, Compatibility, GoldenEntry, Goldens, Manifest
+from calserve.package.manifest import (
+    MANIFEST,
+    SCHEMA,
+    Compatibility,
+    GoldenEntry,
+    Goldens,
+    Manifest,
+    ModelEntry,
+    Target,
+)
 from calserve.package.pack.agreement import Agreement
-from calserve.package.pack.contract import GRAPH, graph_entry, kv_entry, kv_units, memory_plan
+from calserve.package.pack.contract import CHIP_MASK, GRAPH, graph_entry, kv_entry, kv_units, memory_map
 from calserve.package.pack.gguf_source import GgufSource
 from calserve.package.pack.options import PackOptions, board_settings
 from calserve.package.pack.paged import Geometry
 
-BOARD = "openvino"
+TARGET: Target = "openvino"
 RUNTIME_RANGE = ">=2026.4,<2026.5"  # one transformation is private; see paged.py
 
 # How far (in logits) a golden's best token must lead before another processor's rounding may not change it.
@@ -36,6 +45,8 @@ FILES = {
     "tokenizer": "tokenizer.json",
     "chat_template": "chat_template.jinja",
     "goldens": "goldens.json",
+}
+PACKAGE_FILES = {
     "memory": "memory.json",
     "compatibility": "compatibility.json",
     "provenance": "build-provenance.json",
@@ -48,11 +59,12 @@ def write_descriptions(
     graph = graph_entry(options, model.logits_width)
     kv = kv_entry(geometry)
     weight_bytes = (root / FILES[f"weights:{GRAPH}"]).stat().st_size
-    manifest = Manifest(
-        schema=SCHEMA,
-        model=options.alias or _default_alias(model),
-        board=BOARD,
+    name = options.alias or _default_alias(model)
+    entry = ModelEntry(
+        name=name,
         architecture=model.architecture,
+        chip_mask=CHIP_MASK,
+        pinned=False,
         vocab_size=model.logits_width,
         context=options.context,
         trained_context=model.trained_context,
@@ -62,18 +74,24 @@ def write_descriptions(
         weights="int8" if options.weights == "int8" else "fp16",
         weight_bytes=weight_bytes,
         eos_token_ids=end_tokens(model),
-        golden_tolerance=GOLDEN_TOLERANCE[options.numerics],
         settings=board_settings(options.weights, options.numerics),
         kv=kv,
+        tokenizer_sha256=file_sha256(root / FILES["tokenizer"]),
+        chat_template_sha256=file_sha256(root / FILES["chat_template"]),
         graphs=(graph,),
         files=FILES,
     )
+    write_manifest(root, Manifest(SCHEMA, TARGET, (entry,), PACKAGE_FILES))
+    write_json(root / FILES["goldens"], Goldens(entry.numerics, GOLDEN_TOLERANCE[options.numerics], goldens))
+    write_json(root / PACKAGE_FILES["memory"], memory_map(name, graph, kv, kv_units(options), weight_bytes))
+    compatibility = Compatibility(TARGET, f"openvino{RUNTIME_RANGE}", ("CPU",), ("batch_lanes",))
+    write_json(root / PACKAGE_FILES["compatibility"], compatibility)
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """`manifest.yaml`, for people to read and without anything the reader refuses."""
     text = yaml.dump(msgspec.to_builtins(manifest), Dumper=_PlainDumper, sort_keys=False, width=110)
     (root / MANIFEST).write_text(text, encoding="utf-8")
-    _write_json(root / FILES["goldens"], Goldens(goldens))
-    _write_json(root / FILES["memory"], memory_plan(graph, kv, kv_units(options), weight_bytes))
-    compatibility = Compatibility(BOARD, f"openvino{RUNTIME_RANGE}", ("CPU",), ("batch_lanes",))
-    _write_json(root / FILES["compatibility"], compatibility)
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -103,10 +121,10 @@ def write_provenance(model: GgufSource, root: Path, options: PackOptions, figure
         "tools": {"calserve": __version__, **{name: version(name) for name in tools}},
         "agreement": asdict(figures),
     }
-    _write_json(root / FILES["provenance"], provenance)
+    write_json(root / PACKAGE_FILES["provenance"], provenance)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
