@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "executor": (
         "core", "runtime.contract", "runtime.checks", "runtime.encoding", "runtime.errors", "text", "sampling",
     ),
-    "package": ("core", "runtime.contract"),
+    "package": ("core", "runtime.contract", "runtime.targets", "runtime.checks", "runtime.errors"),
     "service": ("executor", "package", "core", "text", "sampling"),
     "api": ("service",),
     "observe": ("core",),

@@ -7,9 +7,11 @@ unknown fields; nothing has a default that a package could forget by accident.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal
 
 import msgspec
+
+from calserve.runtime.targets import Target
 
 SCHEMA: Final = "calserve-package/v1"
 CHECKSUMS = "checksums.sha256"
@@ -21,7 +23,6 @@ PACKAGE_ROLES = ("memory", "compatibility", "provenance")
 MODEL_ROLES = ("tokenizer", "chat_template", "goldens")
 
 MAX_CHIPS = 32  # bits of a chip mask
-Target: TypeAlias = Literal["openvino", "sim", "calrt"]
 # \Z, because $ also matches before a newline at the end
 NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]

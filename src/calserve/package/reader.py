@@ -39,6 +39,7 @@ from calserve.runtime.contract import (
     KvLayout,
     TensorContract,
 )
+from calserve.runtime.targets import TARGETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ def _read_manifest(root: Path) -> Manifest:
 
 
 def graph_roles(manifest: Manifest, model: ModelEntry) -> tuple[str, ...]:
-    """Roles of a model's graph files; the simulated target has none, as nothing is compiled for it."""
-    if manifest.target == "sim":
+    """Roles of a model's graph files; none where nothing is compiled for the target."""
+    if not TARGETS[manifest.target].is_compiled:
         return ()
     return tuple(f"{kind}:{graph.name}" for graph in model.graphs for kind in ("graph", "weights"))
 

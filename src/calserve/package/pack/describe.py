@@ -32,6 +32,7 @@ from calserve.package.pack.contract import CHIP_MASK, GRAPH, graph_entry, kv_ent
 from calserve.package.pack.gguf_source import GgufSource
 from calserve.package.pack.options import PackOptions, board_settings
 from calserve.package.pack.paged import Geometry
+from calserve.runtime.targets import Target
 
 TARGET: Target = "openvino"
 RUNTIME_RANGE = ">=2026.4,<2026.5"  # one transformation is private; see paged.py
