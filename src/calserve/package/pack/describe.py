@@ -25,7 +25,6 @@ from calserve.package.manifest import (
     Goldens,
     Manifest,
     ModelEntry,
-    Target,
 )
 from calserve.package.pack.agreement import Agreement
 from calserve.package.pack.contract import CHIP_MASK, GRAPH, graph_entry, kv_entry, kv_units, memory_map
