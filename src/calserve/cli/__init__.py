@@ -5,6 +5,7 @@ it was asked, puts the parts together, and prints. An expected refusal is one se
 non-zero exit; a traceback is a bug of ours. A command in a file of its own is registered by being imported here.
 """
 
+from calserve.cli import sign  # noqa: F401  (registers its commands)
 from calserve.cli.app import main
 
 __all__ = ["main"]
