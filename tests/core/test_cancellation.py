@@ -181,10 +181,10 @@ def test_cancel_refunds_what_was_not_spent() -> None:
     cancel(rig, "x")
     rig.done()
     rig.submit("blocker", prompt=8, new=1, tenant="z")
-    rig.submit("b", prompt=8, new=4, tenant="b")
+    rig.submit("b", prompt=8, new=6, tenant="b")
     rig.submit("a", prompt=8, new=3, tenant="a")
     rig.done()
-    assert rig.rows == ["a"]  # 808 charged and given back: it does not stand behind b's 24
+    assert rig.rows == ["a"]  # 808 charged, all but the 8 of its prefill given back: 8 + 20 is before b's 32
 
 
 # --- deadlines ------------------------------------------------------------------------------------------

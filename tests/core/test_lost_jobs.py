@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from core_rig import EVERYTHING, MS, Rig, fault, paged_facts
 
-from calserve.core.commands import Command, Configure, Exit, Release, Reset, ResetScope
+from calserve.core.commands import Command, Configure, Exit, Finish, Release, Reset, ResetScope
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import (
+    Configured,
     JobDone,
     JobFailed,
     JobOverdue,
@@ -17,6 +18,7 @@ from calserve.core.events import (
     RowResult,
     Shutdown,
     Unload,
+    Validated,
     Warmed,
 )
 from calserve.core.outcomes import LOST_STAGE, STATUS_STAGE, Failure, FaultClass, RowEnd
@@ -190,3 +192,55 @@ def test_lost_job_is_never_healed_by_a_siblings_reset_of_everything(order: str, 
         assert rig.orders[-1] == rig.exit
     else:
         assert states == {"a": G.FAILED, "b": G.FAILED}
+
+
+def test_order_that_was_to_be_tried_again_is_not_given_after_the_process_was_told_to_end() -> None:
+    """The board may still write for the lost job; whoever is refused meanwhile wakes nobody."""
+    rig = Rig(SchedulerConfig(max_resets=0)).up("a", model="one")
+    rig.send(Load("b", "two", "p"))
+    rig.send(Validated("b", 2))
+    rig.send(Configured("b", 2, None, fault(F.TRANSIENT, "configure", 17)))
+    rig.submit("lost", model="one")
+    rig.failed(F.DEVICE, has_ended=False)
+    assert rig.exit is not None
+    rig.at(5_000 * MS)
+    assert [type(command) for command in rig.submit("late", model="one")] == [Finish]
+
+
+@pytest.mark.parametrize("kind", [F.ARTIFACT, F.COMPATIBILITY])
+def test_refused_package_is_not_configured_again_by_the_reset_that_a_lost_job_needs(kind: FaultClass) -> None:
+    """Job 1 says that the package is bad, job 2 of the same drain never returns."""
+    facts = paged_facts(max_in_flight=2, proven=EVERYTHING | {"chip_reset", "concurrent_jobs"})
+    rig = Rig(SchedulerConfig(max_in_flight=2), facts).up(package="good")
+    rig.lifecycle(rig.send(Load("s", "m", "bad")))
+    rig.submit("a", new=9)
+    rig.submit("b", new=9)
+    rig.orders.clear()
+    rig.failed(kind)
+    rig.tick(20_000 * MS)
+    rig.tick(40_000 * MS)
+    reset = rig.orders[-1]
+    assert isinstance(reset, Reset)
+    assert reset.cause.stage == "wait"  # the lost job is what is reset for
+    assert reset.cause.fault is F.UNKNOWN
+    rig.orders.clear()
+    rig.lifecycle(rig.send(ResetDone("s", reset.generation)))
+    configured = [order.package for order in rig.orders if isinstance(order, Configure)]
+    assert "bad" not in configured
+    assert rig.view.package == ("good" if kind is F.ARTIFACT else "bad")
+    assert rig.view.state is (G.READY if kind is F.ARTIFACT else G.FAILED)
+
+
+def test_package_condemned_while_it_is_reset_comes_down_where_it_was_to_be_unloaded() -> None:
+    facts = paged_facts(max_in_flight=2, proven=EVERYTHING | {"chip_reset", "concurrent_jobs"})
+    rig = Rig(SchedulerConfig(max_in_flight=2), facts).up()
+    rig.submit("a", new=9)
+    rig.submit("b", new=9)
+    rig.failed(F.ARTIFACT)
+    rig.tick(20_000 * MS)
+    rig.tick(40_000 * MS)
+    reset = rig.orders[-1]
+    assert isinstance(reset, Reset)
+    rig.send(Unload("s", rig.now))
+    rig.lifecycle(rig.send(ResetDone("s", reset.generation)))
+    assert rig.view.state is G.UNLOADED

@@ -22,7 +22,7 @@ def ready(
     number: int, deadline: int = 100, finish: int = 0, tenant: str = "t", lane: int | None = None, at: int = 0
 ) -> Request:
     """A request ready to decode: prompt of 4 in KV."""
-    row = Request(f"r{number}", CLOCK.tenant(tenant), number, 4, 8, 0, deadline, prefill_queue(SchedulerConfig(), 4), 0)
+    row = Request(f"r{number}", CLOCK.tenant(tenant), number, 4, 8, 0, deadline, prefill_queue(SchedulerConfig(), 4))
     row.lane = Lane(number if lane is None else lane, committed=4)
     row.virtual_finish, row.ready_at_step, row.max_new_tokens = finish, at, 8
     return row
@@ -153,9 +153,7 @@ def test_plan_whole_prompt_beside_decodes_goes_once_over_the_budget_where_it_may
     sets = ReadySets()
     sets.add_decode(ready(0))
     for number, prompt in ((1, 20), (2, 20)):
-        row = Request(
-            f"r{number}", CLOCK.tenant("t"), number, prompt, 8, 0, 100, prefill_queue(SchedulerConfig(), 4), 0
-        )
+        row = Request(f"r{number}", CLOCK.tenant("t"), number, prompt, 8, 0, 100, prefill_queue(SchedulerConfig(), 4))
         row.lane = Lane(number)
         sets.add_prefill(row)
     plan = plan_job(sets, Turns(SchedulerConfig()), table, POLICY)

@@ -17,7 +17,7 @@ ALL = [Queue.DECODE, Queue.SHORT, Queue.MEDIUM, Queue.LONG]
 
 def request(clock: FairClock, name: str, prompt: int = 8, tenant: str = "t", deadline: int = 100) -> Request:
     queue = prefill_queue(SchedulerConfig(), prompt)
-    return Request(name, clock.tenant(tenant), int(name[1:]), prompt, 4, 0, deadline, queue, clock.virtual)
+    return Request(name, clock.tenant(tenant), int(name[1:]), prompt, 4, 0, deadline, queue)
 
 
 def test_turns_all_eligible_gives_8_4_2_1() -> None:
@@ -66,26 +66,40 @@ def test_line_long_prompts_stand_apart_and_counts_follow() -> None:
 def test_virtual_finish_is_max_of_tenant_and_global_plus_cost_over_weight() -> None:
     clock = FairClock(SchedulerConfig(tenants={"b": TenantPolicy(weight=4)}))
     a, b = clock.tenant("a"), clock.tenant("b")
-    assert clock.charge(a, 0, 100) == 100 * SCALE
-    assert clock.charge(b, 0, 100) == 25 * SCALE
-    assert clock.charge(a, 0, 10) == 110 * SCALE
+    assert clock.charge(a, 100) == 100 * SCALE
+    assert clock.charge(b, 100) == 25 * SCALE
+    assert clock.charge(a, 10) == 110 * SCALE
     assert clock.virtual == 100 * SCALE  # the start of the last one admitted
 
 
 def test_an_idle_tenant_starts_at_the_global_time_not_at_its_old_one() -> None:
     clock = FairClock(SchedulerConfig())
     busy, idle = clock.tenant("busy"), clock.tenant("idle")
-    clock.charge(idle, clock.virtual, 1)
+    clock.charge(idle, 1)
     for _ in range(50):
-        clock.charge(busy, clock.virtual, 100)
-    start, _ = clock.tags(idle, clock.virtual, 100)
+        clock.charge(busy, 100)
+    clock.join(idle)
+    start, _ = clock.tags(idle, 100)
     assert start == clock.virtual == 4900 * SCALE
+
+
+def test_a_tenant_with_somebody_waiting_is_not_moved_to_the_global_time() -> None:
+    """What was charged in advance and given back must not be lost: the global time runs ahead by it."""
+    clock = FairClock(SchedulerConfig())
+    early = clock.tenant("early")
+    early.waiting = 1
+    for _ in range(3):
+        clock.charge(early, 100)
+    for _ in range(3):
+        clock.settle(early, charged=100, spent=10)
+    clock.join(early)
+    assert (clock.virtual, early.virtual) == (200 * SCALE, 30 * SCALE)
 
 
 def test_settlement_refunds_what_was_not_spent_and_charges_what_was_more() -> None:
     clock = FairClock(SchedulerConfig(tenants={"a": TenantPolicy(weight=2)}))
     a = clock.tenant("a")
-    clock.charge(a, 0, 100)
+    clock.charge(a, 100)
     clock.settle(a, charged=100, spent=40)
     assert a.virtual == 20 * SCALE
     clock.settle(a, charged=40, spent=60)

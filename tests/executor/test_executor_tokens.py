@@ -172,3 +172,20 @@ def test_executor_200_random_disconnects_leave_nothing_reserved(rig: ExecutorRig
     for name in finished[:: max(1, len(finished) // 12)]:
         assert by_hand(rig, [expected[name]], len(told[name].tokens)) == [told[name].tokens]
     rig.assert_nothing_held()
+
+
+def test_executor_second_request_under_a_name_in_use_changes_nothing_of_the_first(rig: ExecutorRig) -> None:
+    mine, other = prompt(rig.package, 5, salt=1), prompt(rig.package, 7, salt=2)
+    (expected,) = by_hand(rig, [mine], 6)
+    lanes = rig.engine.snapshot(rig.clock()).sessions[0].lanes_total
+    for number in range(lanes):
+        rig.submit(f"busy{number}", prompt(rig.package, 3, salt=number), 4)
+    rig.submit("x", mine, 6)
+    rig.submit("x", other, 6)  # while the first one waits for a lane
+    while "x" not in rig.outlet.told or len(rig.outlet.told["x"].tokens) < 2:
+        rig.retire_one()
+    rig.submit("x", other, 6)  # and in the middle of its answer
+    rig.settle()
+    assert rig.outlet.told["x"].tokens == expected
+    assert rig.engine.snapshot(rig.clock()).counters["duplicate_submits"] == 2
+    rig.assert_nothing_held()

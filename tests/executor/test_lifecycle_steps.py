@@ -324,3 +324,13 @@ def test_counters_are_read_before_a_session_is_released(make: Make) -> None:
     settle(rig)
     assert len(anomalies(rig.events)) == 1  # type: ignore[arg-type]
     assert view_of(rig).state is GenerationState.UNLOADED
+
+
+def test_warm_up_whose_lane_stays_held_is_no_warm_up(board: SimBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device would hold every lane from the start, and the model be Ready and serve nobody."""
+    steps = loaded(board)
+    monkeypatch.setattr("calserve.runtime.sim.session.SimKvMirror.release", lambda _mirror, _lane: 4)
+    event = drive(steps.take(order(Warm("s0", 1)))).event
+    assert isinstance(event, Warmed)
+    assert event.failure is not None
+    assert (event.failure.stage, event.failure.code, event.failure.fault) == ("warm", 4, FaultClass.LIFECYCLE)

@@ -127,16 +127,29 @@ def test_configure_that_breaks_off_or_contradicts_itself_leaves_the_board_unknow
     assert not steps.building
 
 
-def test_wait_that_raises_in_a_warm_up_is_a_job_that_never_ended(
-    board: SimBoard, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["submit", "wait"])
+def test_call_that_raises_in_a_warm_up_leaves_a_job_that_never_ended(
+    board: SimBoard, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """And its memory is kept: the device may write it."""
+    """And its memory is kept: the device may write it. Only a refusal says that it took no job."""
     steps = steps_of(board)
     drive(steps.take(LifecycleOrder(Validate("s0", 1, "m", PACKAGE.hash))))
     drive(steps.take(LifecycleOrder(Configure("s0", 1, PACKAGE.hash))))
-    monkeypatch.setattr(steps.building["s0"], "wait", breaks)
+    monkeypatch.setattr(steps.building["s0"], call, breaks)
     event = drive(steps.take(LifecycleOrder(Warm("s0", 1)))).event
     assert isinstance(event, Warmed)
     assert event.failure is not None
     assert (event.failure.stage, event.failure.fault) == ("lost", FaultClass.UNKNOWN)
     assert len(steps.unended["s0"]) == 1
+
+
+def test_submit_that_is_refused_in_a_warm_up_leaves_no_job(board: SimBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of(board)
+    drive(steps.take(LifecycleOrder(Validate("s0", 1, "m", PACKAGE.hash))))
+    drive(steps.take(LifecycleOrder(Configure("s0", 1, PACKAGE.hash))))
+    monkeypatch.setattr(steps.building["s0"], "submit", lambda *_given: (17, None))
+    event = drive(steps.take(LifecycleOrder(Warm("s0", 1)))).event
+    assert isinstance(event, Warmed)
+    assert event.failure is not None
+    assert (event.failure.stage, event.failure.fault) == ("warm", FaultClass.TRANSIENT)
+    assert not steps.unended

@@ -88,7 +88,7 @@ def choose_head(
             reason = "long_prefill_limit"
             continue
         cost = request.estimated_cost(config.decode_cost_weight)
-        _, finish = clock.tags(tenant, request.arrival_virtual, cost)
+        _, finish = clock.tags(tenant, cost)
         key = (tenant.active >= cap, finish, request.ordinal)
         if best is None or key < best:
             best, head = key, request

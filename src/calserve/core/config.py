@@ -66,6 +66,9 @@ class SchedulerConfig:
     # recovery
     max_resets: int = 2
     reset_window_ns: int = 600_000_000_000
+    # what Failed while it served is tried again after a window, at most so often in a row (core/comeback.py); 0 is
+    # never; ours
+    max_comebacks: int = 3
     restart_on_unknown_dma: bool = True
     # an order to validate, configure, warm, release or reset that has no answer by then never will have: a driver that
     # hangs must not keep a recovery from ending (I11). Ours: above the longest compile and golden run; 0 is none

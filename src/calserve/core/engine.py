@@ -90,6 +90,8 @@ class Engine:
             self._out.count("events_after_exit")
             return self._out.take()
         self._dispatch(event, now_ns)
+        if self.supervisor.has_exited:  # it was refused; what was to be tried again will not be
+            return self._out.take()
         for session in sessions:
             session.settle(now_ns)
         self.supervisor.conclude(now_ns)

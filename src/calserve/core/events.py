@@ -155,10 +155,13 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
+    """facts: where it succeeded. proven: where it did not, the board's proven capabilities: a reset may be wanted."""
+
     session: str
     generation: int
     facts: SessionFacts | None = None
     failure: Failure | None = None
+    proven: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

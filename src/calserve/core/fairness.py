@@ -2,12 +2,21 @@
 
 Owns: each tenant's virtual time and the global one. Must not know: lanes, jobs, or what a cost is made of.
 
-A request's tags are worked out when it is at the head of its tenant's line, not when it arrives:
-`start = max(tenant, global at arrival)`, `finish = start + cost / weight`. So a settlement of an earlier request
-moves everything its tenant has queued, and a tenant that was idle starts at the global time: it can hoard nothing.
+A request's tags are worked out when it is at the head of its tenant's line, not when it arrives: it starts at its
+tenant's virtual time and finishes `cost / weight` later. A tenant that had nobody waiting joins at the global time,
+`max(tenant, global)`: it can hoard nothing but refunds for what it has running. One that has somebody waiting is never
+moved to the global time, which runs ahead by what is charged and not spent yet: a tenant whose answers end early would
+lose the difference with every one of them.
 
-Bound (I9): while two tenants are both backlogged, what they were charged per weight differs by at most one
-largest request of each, `max_cost/w1 + max_cost/w2`.
+Bound (I9): while A has somebody waiting whom no limit of its own holds, any B gets at most `(n + 1) a + n b` ahead of
+it, in cost per weight of requests that ended. n: lanes; a, b: the largest cost of one request per weight, charged or
+spent. For one lane without early ends it is the bound of a fair queue, one largest request of each. Why: let v be a
+tenant's virtual time. What it was served is v less what its running requests were charged.
+- B is charged only where its finish is not after A's, so then v_B <= v_A + a. A has at most n - 1 requests running, the
+  refunds for which bring v_A back later: B is at most n a ahead.
+- Where the stretch begins with B waiting, the same holds the other way round: A is at most n b ahead, which B may make
+  good. Where B joins within it, it does so at the last start of A or later, so v_A <= v_B + a, and at most n - 1
+  requests of B run that are not counted yet: a + (n - 1) b.
 """
 
 from __future__ import annotations
@@ -22,7 +31,8 @@ SCALE = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """One payer. Counts are requests; `virtual` is the finish tag of the last request charged."""
+    """One payer. Counts are requests; `virtual` is the finish tag of the last request charged, with what was settled
+    since."""
 
     name: str
     weight: int
@@ -53,14 +63,19 @@ class FairClock:
             found = self.tenants[name] = Tenant(name, weight)
         return found
 
-    def tags(self, tenant: Tenant, arrival: int, cost: int) -> tuple[int, int]:
-        """(start, finish) a request of `cost` that arrived at virtual time `arrival` would get now."""
-        start = max(tenant.virtual, arrival)
+    def join(self, tenant: Tenant) -> None:
+        """Somebody of it is about to wait. Where nobody did, it had its chance of what was served meanwhile."""
+        if not tenant.waiting:
+            tenant.virtual = max(tenant.virtual, self.virtual)
+
+    def tags(self, tenant: Tenant, cost: int) -> tuple[int, int]:
+        """(start, finish) a request of `cost` would get now."""
+        start = tenant.virtual
         return start, start + cost * SCALE // tenant.weight
 
-    def charge(self, tenant: Tenant, arrival: int, cost: int) -> int:
+    def charge(self, tenant: Tenant, cost: int) -> int:
         """Admit it: the tenant pays `cost` in advance. Returns the finish tag."""
-        start, finish = self.tags(tenant, arrival, cost)
+        start, finish = self.tags(tenant, cost)
         tenant.virtual = finish
         self.virtual = max(self.virtual, start)
         return finish

@@ -47,6 +47,18 @@ class Job:
         return request.lane is txn.lane
 
 
+def cost_of_row(job: Job, index: int, waiting: int, lanes: int, decode_cost_weight: int) -> int:
+    """Real cost of a row: its tokens, its share of unused rows, the stall it was to others.
+
+    A prefill token that makes d of L lanes wait costs d/L more. waiting: ready decodes that are in no job.
+    """
+    padding = decode_cost_weight * job.padding // len(job.rows)
+    if index < job.decodes:
+        return decode_cost_weight + padding
+    tokens = job.spec.rows[index].token_count
+    return tokens + padding + tokens * (job.decodes or waiting) // lanes
+
+
 class Flight:
     """Invariants: len(jobs) <= the proven number; a lane is in at most one job. pins_banks: jobs name their bank."""
 
@@ -153,13 +165,16 @@ class Flight:
             if txn.state is KvTxnState.RESERVED:
                 self._ledger.submit(txn)
 
-    def note_abandoned(self, request: Request) -> None:
-        """A request left its job: a job without any live row is only waited for."""
+    def note_abandoned(self, request: Request) -> tuple[Job, int] | None:
+        """A request left its job: a job without any live row is only waited for. Returns its row there, if it had one:
+        the board does it all the same."""
         for job in self.jobs.values():
-            if any(owner is request for owner, _ in job.rows):
-                if not any(job.is_row_live(i) for i in range(len(job.rows))):
-                    job.move(JobEvent.CANCEL)
-                return
+            for index, (owner, _) in enumerate(job.rows):
+                if owner is request:
+                    if not any(job.is_row_live(i) for i in range(len(job.rows))):
+                        job.move(JobEvent.CANCEL)
+                    return job, index
+        return None
 
     def retire_done(self, job: Job) -> None:
         """It came back good: every row's KV is committed; rows whose request ended free their lane."""

@@ -41,11 +41,12 @@ class Generation:
         self.recovery = Recovery()
         self._past: deque[int] = deque(maxlen=PAST_KEPT)
         self._shape: Shape | None = None
+        self._told: frozenset[str] = frozenset()  # by a configuration that failed
 
     @property
     def proven(self) -> frozenset[str]:
-        """Capabilities proven when it was last configured."""
-        return self._shape.proven if self._shape is not None else frozenset()
+        """Capabilities proven when it was last configured, or tried to be."""
+        return self._shape.proven if self._shape is not None else self._told
 
     @property
     def pending(self) -> str:

@@ -6,19 +6,21 @@ the session's.
 
 Life: a load takes the package; `come_back` configures it again with the next number once nothing of the old generation
 is left on the device; `released` ends it, or starts what was to come next. Where a job was lost and no reset ended it,
-what it may write is never given back: the session is fenced, and only the end of the process frees it.
+what it may write is never given back: the session is fenced, and only the end of the process frees it. Any other that
+failed while it served is loaded again once the window has passed (`core.comeback`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from calserve.core.comeback import Comeback
 from calserve.core.commands import Configure, Release, Validate
 from calserve.core.concurrency import Concurrency, Doubt
 from calserve.core.config import SchedulerConfig
 from calserve.core.drain import Drain
 from calserve.core.events import Load, Released
-from calserve.core.faults import FAULT_RULES, Aftermath
+from calserve.core.faults import FAULT_RULES, AdmissionEffect, Aftermath
 from calserve.core.generation import Generation
 from calserve.core.known_good import KnownGood
 from calserve.core.outbox import Outbox
@@ -45,19 +47,27 @@ class Holding(Generation):
         self.concurrency = Concurrency(outbox, config.max_in_flight)
         self.worker = Worker(name, config, outbox, job_numbers, self.concurrency)
         self.known_good = KnownGood()
+        self.comeback = Comeback(config)
+        self._is_asked = False  # an operator ordered the load that comes next
         self.drain: Drain | None = None
         self.is_fenced = False  # a lost job may still write: only the end of the process frees it
         self.unload_next = False  # release instead of configuring again
         self.load_next: Load | None = None  # comes once this package is released
 
     def _start_load(self, event: Load) -> None:
-        if not self.known_good.refused:  # a roll-back is nobody's new look at two jobs at once
+        if self._is_asked:  # a roll-back or a comeback is nobody's new look at two jobs at once
             self.concurrency.renew()
+        self._is_asked = False
         self._take_package(event)
         self.recovery.renew()
         self._begin_generation()
         self._move(GE.LOAD)
         self.orders.give(Validate(self.name, self.generation, self.model, self.package))
+
+    def _condemn(self, cause: Failure) -> None:
+        """It does not come back: refused for good, or Failed."""
+        is_refused = FAULT_RULES[cause.fault].admission is AdmissionEffect.REFUSE_GENERATION
+        (self._refuse_package if is_refused else self.fail)(cause)
 
     def _refuse_package(self, failure: Failure) -> None:
         """Failed, and then the last package that was good comes back, once. Whoever waited for the refused one is
@@ -68,6 +78,26 @@ class Holding(Generation):
             self._out.count("roll_backs")
             self.load_next = good
             self._continue_load()
+
+    @property
+    def comes_back_ns(self) -> int | None:
+        """When it is to be tried again. Never while what it held may still be written, or is being released."""
+        is_at_rest = self.state is G.FAILED and not self.pending and not self.is_fenced
+        return self.comeback.due_ns if is_at_rest else None
+
+    def try_again(self) -> None:
+        """The window has passed: the last package that was good, or else the one that failed while it served."""
+        self._out.count("comebacks")
+        self.load_again(self.known_good.last or Load(self.name, self.model, self.package))
+
+    def load_again(self, event: Load) -> None:
+        """At once, or after the release of what is on the board; that of a failed package may still be out."""
+        if not self.is_on_board:
+            self._start_load(event)
+            return
+        self.load_next = event
+        if not self.pending:
+            self._release()
 
     def same_trouble_again(self, cause: Failure) -> None:
         """It was rebuilt for this within the window, and its class is none that a reset would help."""
@@ -90,6 +120,10 @@ class Holding(Generation):
         self.recovery.reset_done()
         if self.unload_next:
             self._release()
+            return
+        condemned, self.recovery.condemned = self.recovery.condemned, None
+        if condemned is not None:
+            self._condemn(condemned)
             return
         self._move(GE.RECOVERED)
         self._begin_generation()
@@ -168,5 +202,8 @@ class Holding(Generation):
         self.orders.drop_retry()
         self.worker.roster.refuse_waiting(RefusalKind.MODEL_FAILED)
         self.worker.roster.end_admitted(FAULT_RULES[failure.fault].end, failure)
-        if self.is_on_board and not self.is_fenced:
+        if self.is_fenced:
+            return
+        self.comeback.failed(self.package, failure.fault, self._out.now_ns)
+        if self.is_on_board:
             self.orders.give(Release(self.name, self.generation, failure))

@@ -20,7 +20,11 @@ class KnownGood:
     def __init__(self) -> None:
         self._good: list[Load] = []
         self._is_spent = False
-        self.refused = ""  # the package that was refused last, until an operator loads again
+        self.refused = ""  # the package that was refused last, until it serves again or an operator loads
+
+    @property
+    def last(self) -> Load | None:
+        return self._good[-1] if self._good else None
 
     def asked(self) -> None:
         """An operator ordered a load: the next failure may roll back again."""
@@ -29,6 +33,8 @@ class KnownGood:
 
     def ready(self, load: Load) -> None:
         self._is_spent = False
+        if self.refused == load.package:  # it was tried again, and is good
+            self.refused = ""
         self._good = [*(one for one in self._good if one.package != load.package), load][-KEPT:]
 
     def refuse(self, package: str) -> Load | None:

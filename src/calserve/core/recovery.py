@@ -36,8 +36,10 @@ class Recovery:
     __slots__ = (
         "_granted",
         "_rebuilt_ns",
+        "condemned",
         "has_failed_release",
         "has_failed_reset",
+        "holds_unknown",
         "lost",
         "scope",
         "was_ready",
@@ -51,13 +53,17 @@ class Recovery:
         self.has_failed_reset = False
         self.has_failed_release = False
         self.lost: Failure | None = None  # the board never said that a job is over: it may write on
+        self.condemned: Failure | None = None  # why it must not come back once nothing of it is written any more
+        # a configuration broke off or contradicted itself: what the board holds under the name only a reset ends, and
+        # that stands whatever package comes next
+        self.holds_unknown = False
         self.was_ready = False  # since its package was loaded
         self._rebuilt_ns: int | None = None
 
     def renew(self) -> None:
         """Another package: nothing was tried with it."""
         self.was_ready = self.has_failed_reset = self.has_failed_release = False
-        self._rebuilt_ns = None
+        self._rebuilt_ns = self.condemned = None
 
     def ask(self, cause: Failure | None) -> None:
         """Nothing is in flight any more: what `cause` asks for."""
@@ -88,4 +94,4 @@ class Recovery:
     def reset_done(self) -> None:
         self.wish = Wish.NOTHING
         self.lost = None
-        self.has_failed_reset = False
+        self.has_failed_reset = self.holds_unknown = False

@@ -50,7 +50,6 @@ class Request:
     arrived_ns: int
     deadline_ns: int
     queue: Queue  # by prompt length, for its life
-    arrival_virtual: int
     model: str = ""  # the alias asked for
     state: RequestState = RequestState.NEW
     max_new_tokens: int = 0  # known once the model's context is

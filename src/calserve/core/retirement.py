@@ -9,7 +9,7 @@ from __future__ import annotations
 from calserve.core.config import SchedulerConfig
 from calserve.core.events import JobDone, RowResult
 from calserve.core.faults import FAULT_RULES
-from calserve.core.flight import Job
+from calserve.core.flight import Job, cost_of_row
 from calserve.core.job import LogitsWanted
 from calserve.core.outbox import Outbox
 from calserve.core.outcomes import Failure, FaultClass, FinishReason, RowEnd
@@ -49,7 +49,8 @@ class Retirement:
                 self._out.count("dropped_rows")
                 continue
             request = job.rows[index][0]
-            self._charge_row(serving, job, index, request)
+            waiting = len(self._roster.ready.decode)
+            request.spent += cost_of_row(job, index, waiting, serving.shape.lanes, self._config.decode_cost_weight)
             if result.end is RowEnd.ERROR:
                 suspect = _bad_output(job, index)
                 self._roster.end(request, FinishReason.INTERNAL, failure=suspect)
@@ -65,20 +66,6 @@ class Retirement:
                 request.ready_since_ns = now_ns
                 request.ready_at_step = decode_jobs
         return suspect
-
-    def _charge_row(self, serving: Serving, job: Job, index: int, request: Request) -> None:
-        """Real cost of the row: its tokens, its share of unused rows, the stall it was to others.
-
-        A prefill token that makes d of L lanes wait costs d/L more.
-        """
-        weight = self._config.decode_cost_weight
-        padding = weight * job.padding // len(job.rows)
-        if index < job.decodes:
-            request.spent += weight + padding
-            return
-        tokens = job.spec.rows[index].token_count
-        waiting = job.decodes or len(self._roster.ready.decode)
-        request.spent += tokens + padding + tokens * waiting // serving.shape.lanes
 
     def _take_token(self, job: Job, index: int, request: Request, result: RowResult) -> None:
         self._roster.leave_long(request)

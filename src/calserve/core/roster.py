@@ -17,7 +17,7 @@ from calserve.core.config import SchedulerConfig
 from calserve.core.deadlines import Deadlines
 from calserve.core.events import Submit
 from calserve.core.fairness import FairClock
-from calserve.core.flight import Flight
+from calserve.core.flight import Flight, cost_of_row
 from calserve.core.kv import KvLedger
 from calserve.core.outbox import Outbox
 from calserve.core.outcomes import Failure, FinishReason, Refusal, RefusalKind, Usage
@@ -121,7 +121,6 @@ class Roster:
                     arrived_ns=event.arrived_ns,
                     deadline_ns=deadline,
                     queue=prefill_queue(self._config, event.prompt_tokens),
-                    arrival_virtual=self.clock.virtual,
                     model=event.model,
                     restarted=restarted,
                 )
@@ -137,6 +136,7 @@ class Roster:
             self._fix_length(request, self.serving.shape)
             request.move(RequestEvent.ENQUEUE)
         self.requests[request.name] = request
+        self.clock.join(request.tenant)
         self.line.add(request)
         self.deadlines.add(request)
 
@@ -152,7 +152,7 @@ class Roster:
         request.move(RequestEvent.ADMIT)
         request.generation = serving.generation
         request.lane = serving.ledger.reserve(request.name, request.total_tokens)
-        request.virtual_finish = self.clock.charge(request.tenant, request.arrival_virtual, request.cost)
+        request.virtual_finish = self.clock.charge(request.tenant, request.cost)
         request.ready_since_ns = now_ns
         request.tenant.active += 1
         if request.queue is Queue.LONG:
@@ -199,7 +199,10 @@ class Roster:
         self.leave_long(request)
         serving.ledger.release(lane)
         self.ready.discard(request)
-        serving.flight.note_abandoned(request)
+        row = serving.flight.note_abandoned(request)
+        if row is not None:  # the board does it all the same
+            waiting, lanes = len(self.ready.decode), serving.shape.lanes
+            request.spent += cost_of_row(*row, waiting, lanes, self._config.decode_cost_weight)
         request.tenant.active -= 1
         self.clock.settle(request.tenant, request.cost, request.spent)
 
@@ -265,4 +268,5 @@ class Roster:
         self._give_back_lane(request)
         request.move(RequestEvent.REQUEUE)
         request.generated = request.spent = 0
+        self.clock.join(request.tenant)
         self.line.add(request, in_front=True)

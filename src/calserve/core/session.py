@@ -6,8 +6,9 @@ sessions; a decision that needs them (a reset, an exit) is a wish the supervisor
 Life of a generation: Load -> Validate -> Configure -> Warm -> Ready. Ready ends in a drain whose aim is to unload, to
 recover or to fail. A recovery rebuilds the generation: it is released, or reset where what the device holds is in
 doubt, and configured again with the next number; its goldens pass before it is Ready. A package that is refused is
-rolled back, once, to the last one that was good. While a job is on the device nothing is released or reset; while a job
-is overdue nothing more goes in, whether the generation serves or drains.
+rolled back, once, to the last one that was good. What Failed while it served, and has nothing to go back to, is tried
+again after a window (`core.comeback`). While a job is on the device nothing is released or reset; while a job is
+overdue nothing more goes in, whether the generation serves or drains.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from calserve.core.concurrency import Doubt
 from calserve.core.config import SchedulerConfig
 from calserve.core.drain import Aim, Drain, DrainEnd
 from calserve.core.events import Configured, Load, Validated, Warmed
-from calserve.core.faults import FAULT_RULES, AdmissionEffect, Aftermath
+from calserve.core.faults import FAULT_RULES, Aftermath
 from calserve.core.holding import Holding
 from calserve.core.outbox import Outbox
 from calserve.core.outcomes import LOST_STAGE, Failure, FaultClass, RefusalKind
@@ -56,7 +57,8 @@ class Session(Holding):
         """Whether it stops serving only to serve again by itself."""
         is_draining_for_it = self.drain is not None and self.drain.aim is Aim.RECOVER
         is_rolling_back = self.state is G.FAILED and self.load_next is not None
-        return self.state is G.RECOVERING or is_draining_for_it or is_rolling_back
+        is_recovering = self.state is G.RECOVERING and self.recovery.condemned is None
+        return is_recovering or is_draining_for_it or is_rolling_back
 
     # --- load -------------------------------------------------------------------------------------------
 
@@ -67,15 +69,13 @@ class Session(Holding):
             self._out.count("ignored_loads")
             return
         self.known_good.asked()
+        self.comeback.forget()
+        self._is_asked = True
         if self.state is G.READY:
             self.load_next = event
             self.begin_drain(Aim.UNLOAD, now_ns, now_ns + self.config.deadline_default_ns)
-        elif self.is_on_board:
-            self.load_next = event
-            if not self.pending:
-                self._release()
         else:
-            self._start_load(event)
+            self.load_again(event)
 
     def validated(self, event: Validated, now_ns: int) -> None:
         if not self.is_answer(event.generation, "validate") or self.state is not G.VALIDATING:
@@ -90,6 +90,11 @@ class Session(Holding):
         if not self.is_answer(event.generation, "configure"):
             return
         self.is_on_board = event.failure is None
+        self.recovery.holds_unknown = event.failure is not None and (
+            self.recovery.holds_unknown or event.failure.fault is FaultClass.UNKNOWN
+        )
+        if self.recovery.holds_unknown:
+            self._told = event.proven
         if self.state is not G.CONFIGURING:
             return
         if event.failure is not None or event.facts is None:
@@ -118,13 +123,17 @@ class Session(Holding):
         self.failure = self._fence_cause = None
         self.recovery.was_ready = True
         self.known_good.ready(Load(self.name, self.model, self.package))
+        self.comeback.ready(self.package, now_ns)
         assert self._shape is not None
         self.worker.open(self.generation, self._shape.with_step_times(event.step_times))
 
     def _order_failed(self, failure: Failure, now_ns: int) -> None:
         """Validate, configure or warm did not succeed. Validation touches no board, so nothing there is rebuilt."""
         self._out.count("faults_" + failure.fault.value)
-        then = Aftermath.RESET if self.recovery.lost is not None else FAULT_RULES[failure.fault].ordered
+        then = FAULT_RULES[failure.fault].ordered
+        is_in_the_way = self.recovery.holds_unknown and then is Aftermath.REBUILD  # a release would not reach it
+        if self.recovery.lost is not None or is_in_the_way:
+            then = Aftermath.RESET
         if then is Aftermath.RETRY:
             if self.orders.try_again(now_ns):
                 return
@@ -146,6 +155,7 @@ class Session(Holding):
     def unload(self, deadline_ns: int, now_ns: int) -> None:
         """Drain by `deadline_ns`, then release. Idempotent; a second one may only bring the deadline forward."""
         self.load_next = None
+        self.comeback.forget()
         if self.state is G.FAILED:
             if not self.pending and not self.is_fenced:
                 self._release()
@@ -231,11 +241,14 @@ class Session(Holding):
         self.drain = None
         if end is DrainEnd.LOST:
             self.worker.lose_jobs()
-            self.recovery.lost = self.recovery.lost or drain.cause or NEVER_RETURNED
+            known = None if drain.aim is Aim.FAIL else drain.cause
+            self.recovery.lost = self.recovery.lost or known or NEVER_RETURNED
         self.worker.close()
         lost = self.recovery.lost
         if lost is not None:
             self.unload_next = self.unload_next or drain.aim is Aim.UNLOAD
+            if drain.aim is Aim.FAIL:  # no reset makes a refused package good
+                self.recovery.condemned = drain.cause or lost
             self.failure = lost
             self._move(GE.RECOVER)
             self.recovery.want(Wish.RESET_LOST)
@@ -248,9 +261,7 @@ class Session(Holding):
             else:
                 self.recovery.ask(drain.cause)
         elif drain.aim is Aim.FAIL:
-            cause = drain.cause or Failure("drain", 0, FaultClass.UNKNOWN)
-            is_refused = FAULT_RULES[cause.fault].admission is AdmissionEffect.REFUSE_GENERATION
-            (self._refuse_package if is_refused else self.fail)(cause)
+            self._condemn(drain.cause or Failure("drain", 0, FaultClass.UNKNOWN))
         else:
             self._release()
 
@@ -282,6 +293,8 @@ class Session(Holding):
         if self.drain is not None:
             self._advance_drain(self.drain, now_ns)
         self.orders.run_due(now_ns)
+        if (due_ns := self.comes_back_ns) is not None and now_ns >= due_ns:
+            self.try_again()
 
     def work(self, now_ns: int) -> None:
         """Then: lanes are filled, jobs go out. Where fenced lanes leave too little, the generation is rebuilt."""
@@ -291,7 +304,7 @@ class Session(Holding):
             self.fault(self._fence_cause, Aftermath.DRAIN_AND_REBUILD, now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        times = [self.worker.next_deadline_ns(), self.orders.again_ns, self.orders.due_ns]
+        times = [self.worker.next_deadline_ns(), self.orders.again_ns, self.orders.due_ns, self.comes_back_ns]
         if self.drain is not None:
             times.append(self.drain.next_ns)
         return min((t for t in times if t is not None), default=None)

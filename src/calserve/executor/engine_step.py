@@ -102,8 +102,9 @@ class EngineSteps:
         """One message to its end."""
         match message:
             case Submission():
-                self.sequences[message.event.request] = message.sequence
-                self.origins[message.event.request] = message.sequence.origin
+                if message.event.request not in self.origins:  # another's name: core refuses it, and he keeps his own
+                    self.sequences[message.event.request] = message.sequence
+                    self.origins[message.event.request] = message.sequence.origin
                 self._turn(message.event, {})
             case Completed():
                 said = self._retire(message)

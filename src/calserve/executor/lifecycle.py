@@ -20,7 +20,7 @@ from calserve.core.outcomes import Failure, FaultClass
 from calserve.executor.awaiting import Awaited, AwaitJob, drive
 from calserve.executor.clock import Clock
 from calserve.executor.ending import REACHES_ALL, STOPS_WRITES
-from calserve.executor.facts import session_facts
+from calserve.executor.facts import proven_by, session_facts
 from calserve.executor.opening import BoardOpening, note_of
 from calserve.executor.warmup import STEP_TIMEOUT_NS, WarmAside, WarmTimes, warm_session
 from calserve.runtime.checks import check_contract
@@ -122,7 +122,7 @@ class LifecycleSteps:
             made = _stopped("configure", FaultClass.UNKNOWN, error)
         name, generation = command.session, command.generation
         if isinstance(made, Failure):
-            return Configured(name, generation, None, made)
+            return Configured(name, generation, None, made, proven_by(self.board))
         self.building[name] = made
         self.loaded[name] = self.packages[command.package]
         return Configured(name, generation, session_facts(self.board, made, self.options[name].max_in_flight))

@@ -174,11 +174,13 @@ class _Rig:
         return logits, took
 
     def _submit(self, spec: JobSpec, buffers: HostBuffers) -> Ticket:
-        """Code and ticket are judged together: where they do not agree the device may run the job."""
+        """Code and ticket are judged together: where they do not agree the device may run the job. So it may where the
+        call breaks off: only a refusal says that it does not."""
+        self.is_out = True
         code, ticket = self.session.submit(spec, buffers)
         if code and ticket is None:
+            self.is_out = False
             raise WarmupFailed(failure("warm", code, "submit"))
-        self.is_out = True
         if code or ticket is None:
             raise WarmupFailed(_lost(code, None, "submit"))
         return ticket
@@ -192,8 +194,11 @@ class _Rig:
             self.strays.append(stray_of(status))
 
     def release(self, lanes: int) -> None:
+        """Nothing that a warm-up held is held when it is over: a lane the device keeps would serve nobody."""
         for lane in range(lanes):
-            self.session.kv.release(lane)
+            code = self.session.kv.release(lane)
+            if code:
+                raise WarmupFailed(Failure("warm", code, FaultClass.LIFECYCLE, f"lane {lane} was not released"))
 
     def prefill_graph(self) -> GraphContract:
         return _first(self.session, Task.PREFILL)
