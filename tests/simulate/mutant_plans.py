@@ -66,6 +66,17 @@ def _first_jobs() -> FaultsPlan:
     return FaultsPlan(listed=tuple(ListedFault("status_ccu_exception", (WARM_JOBS + 1) * n) for n in range(1, 12)))
 
 
+def _crowded(board: BoardPlan, lane_share: int, burst_size: int, mean_output: int = 8) -> Era:
+    """More requests at a time than there are lanes, by far, and nobody refused."""
+    server = ServerPlan(
+        max_waiting_requests=400, max_waiting_prompt_tokens=60_000, tenant_lane_share_percent=lane_share
+    )
+    traffic = TrafficPlan(
+        burst_gap_ns=5 * SECOND, burst_size=burst_size, storm_gap_ns=1000 * SECOND, mean_output=mean_output
+    )
+    return replace(CALM, board=board, server=server, traffic=traffic)
+
+
 SCENARIOS = {
     "calm": CALM,
     "one_session": replace(CALM, board=BoardPlan(sessions=1)),
@@ -81,6 +92,9 @@ SCENARIOS = {
     "twice": _faulty(PAIRS, "completion_double"),
     "strays": replace(_faulty(CALM, "completion_late", late_ns=7 * SECOND), server=HASTY),
     "busy": _faulty(CALM, "submit_busy", mean_gap=60),
+    "contradictions": replace(
+        CALM, server=SERVER, oddities=("ticket_missing", "ticket_with_code", "submit_raises"), odd_rate=30.0
+    ),
     "lost": replace(
         _faulty(CALM, "job_never_completes"), server=HASTY, pace=Pace(warm_step_ns=100 * MS)
     ),
@@ -96,13 +110,11 @@ SCENARIOS = {
         crashes_ns=(9 * SECOND, 18 * SECOND, 27 * SECOND),
         server=replace(HASTY, execution_deadline_floor_ns=20 * SECOND),
     ),
-    "tenants": replace(
-        CALM,
-        board=BoardPlan(sessions=1),
-        server=ServerPlan(max_waiting_requests=300, max_waiting_prompt_tokens=60_000, tenant_lane_share_percent=100),
-        traffic=TrafficPlan(burst_gap_ns=5 * SECOND, burst_size=200, storm_gap_ns=10 * SECOND, mean_output=8),
-        safety_ns=20 * SECOND,
-    ),
+    # requests of much the same size, and few lanes: the bound of a tenant's share is of the largest ones and the lanes
+    "tenants": _crowded(BoardPlan(context=64, profiles=(1, 4), sessions=1), 100, burst_size=150),
+    # every burst is over before the next
+    "tenants_by_turns": _crowded(BoardPlan(context=64, profiles=(1,), sessions=1), 100, burst_size=100),
+    "tenants_with_caps": _crowded(BoardPlan(context=64, sessions=1), 50, burst_size=200, mean_output=20),
 }  # fmt: skip
 
 

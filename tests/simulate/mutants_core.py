@@ -241,6 +241,32 @@ CORE_MUTANTS = (
         ),
     ),
     Mutant(
+        "idle_tenant_hoards_credit",
+        "Who had nobody waiting joins those who wait, and does not make good what it had no use for.",
+        ("I9",),
+        "tenants_by_turns",
+        (
+            Patch(
+                "core/fairness.py",
+                "            tenant.virtual = max(tenant.virtual, self.virtual)\n",
+                "            pass\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "lane_cap_ignored",
+        "A tenant has no more than its part of the lanes while another one waits.",
+        ("I9",),
+        "tenants_with_caps",
+        (
+            Patch(
+                "core/admission.py",
+                "        key = (tenant.active >= cap, finish, request.ordinal)\n",
+                "        key = (tenant.active > cap + lanes, finish, request.ordinal)\n",
+            ),
+        ),
+    ),
+    Mutant(
         "too_long_admitted",
         "What cannot end within the context is refused before it begins.",
         ("I3", "I7"),

@@ -117,6 +117,24 @@ EXECUTOR_MUTANTS = (
         ),
     ),
     Mutant(
+        "contradicted_submit_taken_for_a_refusal",
+        "A ticket with a code, or success without a ticket: the device may run the job.",
+        ("I3", "I4", "I6", "I10"),
+        "contradictions",
+        (
+            Patch(
+                "executor/engine_step.py",
+                "        if fault is not None or (code and ticket is None):\n",
+                "        if fault is not None or code or ticket is None:\n",
+            ),
+            Patch(
+                "executor/engine_step.py",
+                'fault or failure("submit", code))\n',
+                'fault or failure("submit", CalCode.DEVICE_BUSY))\n',
+            ),
+        ),
+    ),
+    Mutant(
         "slices_left_on_buffers",
         "Slices are undone before buffers are reset, or no buffers come back.",
         ("I7",),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import yaml
 
 from calserve.core.board import RowBinding
 from calserve.runtime.contract import CAPABILITIES, Evidence
-from calserve.runtime.sim import PROFILES, ProfileError, SimBoard, load_profile, sim_package
+from calserve.runtime.sim import PROFILES, ProfileError, SimBoard, SimProfile, load_profile, sim_package
 from calserve.runtime.sim import profile as profile_module
+from calserve.runtime.sim.figures import SimTiming
 
 SHIPPED = Path(profile_module.__file__).parent / "profiles"
 
@@ -221,3 +224,60 @@ def test_name_that_does_not_ship_is_told_the_ones_that_do() -> None:
 def test_abilities_of_the_vendor_are_proven_in_assumed_profiles_only() -> None:
     for profile in PROFILES.values():
         assert profile.is_assumed or Evidence.C0 not in profile.capabilities.values()
+
+
+def varied(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return value + "-x"
+    if isinstance(value, tuple):
+        return (*value, 3)
+    if isinstance(value, Enum):
+        return next(other for other in type(value) if other is not value)
+    if isinstance(value, Mapping):
+        key = next(iter(value))
+        return {**value, key: varied(value[key])}
+    return 0.5
+
+
+def digest_with(profile: SimProfile, name: str, value: Any) -> str:
+    """Set past the checks of what goes together: the digest must see every figure alone."""
+    other = copy.copy(profile)
+    object.__setattr__(other, name, value)
+    return other.sha256()
+
+
+@pytest.mark.parametrize(
+    "name", [field.name for field in fields(SimProfile) if field.name not in ("sources", "timing")]
+)
+def test_digest_of_a_profile_changes_with_every_figure(name: str) -> None:
+    profile = PROFILES["assumed-pingpong"]
+    assert digest_with(profile, name, varied(getattr(profile, name))) != profile.sha256()
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SimTiming)])
+def test_digest_of_a_profile_changes_with_every_time(name: str) -> None:
+    profile = PROFILES["assumed-pingpong"]
+    timing = replace(profile.timing, **{name: varied(getattr(profile.timing, name))})
+    assert digest_with(profile, "timing", timing) != profile.sha256()
+
+
+def test_digest_of_a_profile_is_of_its_figures_and_not_of_how_they_are_written(tmp_path: Path) -> None:
+    tree = good()
+    tree["telemetry"]["power_w"]["assumed"] = "another word about the same watts"
+    tree["board"] = dict(reversed(tree["board"].items()))
+    tree["timing"]["decode_ns"]["value"] = dict(reversed(tree["timing"]["decode_ns"]["value"].items()))
+    assert load_profile(write(tmp_path, tree)).sha256() == PROFILES["assumed-lanes"].sha256()
+    digests = {profile.sha256() for profile in PROFILES.values()}
+    assert len(digests) == len(PROFILES)
+    assert all(len(digest) == 64 for digest in digests)
+
+
+def test_board_tells_the_digest_of_its_profile() -> None:
+    board = SimBoard(PROFILES["calculet-2chip"])
+    assert board.describe().figures_sha256 == PROFILES["calculet-2chip"].sha256()
+    board.close()

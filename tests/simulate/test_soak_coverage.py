@@ -46,9 +46,6 @@ watch.save()
 _THREADS = "the loop of a thread that blocks; the soak drives the same generator itself"
 _REFUSED = "core refuses such a package by its facts before a warm-up begins"
 _RAISED = 'raise WarmupFailed(Failure("warm", CalCode.INVALID_CALBIN, FaultClass.ARTIFACT,'
-# What no oddity of the soak shows yet; tests/executor shows each of them.
-_CONTRADICTS = "a board whose answer contradicts itself: success without the thing, or a code with it"
-_RAISES = "a driver or a package reader that raises instead of answering"
 UNREACHABLE = {
     "awaiting": {
         "return self.session.wait(self.ticket, self.timeout_ns)": _THREADS,
@@ -63,48 +60,19 @@ UNREACHABLE = {
         "result: _End = end.value": _THREADS,
         "return result": _THREADS,
     },
-    "completion": {"return None": "an executor that closes while a job is out; a simulated process is killed instead"},
     "engine_step": {
         "return _unprepared(spec, fault)": "what core plans is within the contract that it was told of",
         "return": "core gives no lane back of a generation whose end it ordered",
-        "spec = message.job.spec": "a job of a session that is gone, two minutes past its deadline: eras are shorter",
-        "self.endings.take_home(spec.session, spec.generation, message.job.lease)": "the same",
-        "port.pool.quarantine(lease)": _CONTRADICTS,
-        "return submitted, _contradicted(spec, code)": _CONTRADICTS,
-        'detail = f"a ticket, and yet: {meaning(code).name}" if code else "success without a ticket"': _CONTRADICTS,
-        'return JobFailed(spec.job, spec.generation, Failure("submit", code, FaultClass.UNKNOWN, detail), '
-        "has_ended=False)": _CONTRADICTS,
     },
     "audit": {'return ""': "an audit without a board, which only a test has"},
-    "lifecycle": {
-        "except Exception as error:": _RAISES,
-        'opened = _stopped("validate", FaultClass.ARTIFACT, error)': _RAISES,
-        'made = _stopped("configure", FaultClass.UNKNOWN, error)': _RAISES,
-        '_log.error("the order to %s stopped", stage, exc_info=error)': _RAISES,
-        'return Failure(stage, 0, fault, f"{type(error).__name__}: {error}")': _RAISES,
-        'return Failure("configure", code, FaultClass.UNKNOWN, "success without a session")': _CONTRADICTS,
-        "session.close()": _CONTRADICTS,
-        'return Failure("configure", code, FaultClass.UNKNOWN, '
-        'f"a session, and yet: {meaning(code).name}")': _CONTRADICTS,
-    },
-    "opening": {"return Opening(failure=_busy())": "a board that stays busy through its one reset at a process start"},
     "pool": {
         'return failure("buffers", CalCode.DEVICE_BUSY, f"all {self.limit} sets of buffers are in use")': (
             "core never has more jobs in flight than there are sets"
         ),
-        'return Failure("buffers", code, FaultClass.UNKNOWN, "success without buffers")': _CONTRADICTS,
     },
     "warmup": {
         f'{_RAISED} f"no graph can {{task.value}}"))': _REFUSED,
         f'{_RAISED} "no graph can decode"))': _REFUSED,
-        '_log.exception("a warm-up stopped")': _RAISES,
-        'wrong = f"the warm-up stopped: {type(error).__name__}: {error}"': _RAISES,
-        "if rig.is_out:": _RAISES,
-        "return Failure(LOST_STAGE, 0, FaultClass.UNKNOWN, wrong)": _RAISES,
-        'return Failure("warm", 0, FaultClass.ARTIFACT, wrong)': _RAISES,
-        'raise WarmupFailed(_lost(code, None, "submit"))': _CONTRADICTS,
-        'wrong = f"success without buffers of {graph.name}"': _CONTRADICTS,
-        'raise WarmupFailed(Failure("warm", code, FaultClass.UNKNOWN, wrong))': _CONTRADICTS,
     },
 }  # fmt: skip
 

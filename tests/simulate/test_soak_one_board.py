@@ -17,7 +17,14 @@ from calserve.cli.boards import BoardFlags, chosen_board
 from calserve.progress import SilentProgress
 from calserve.runtime.sim import figures
 from calserve.simulate.boards import board_parts
-from calserve.simulate.one_board import BoardChoice, doubt_about_choice, doubt_about_replay, plan_on_board, proof_of
+from calserve.simulate.one_board import (
+    BoardChoice,
+    doubt_about_choice,
+    doubt_about_replay,
+    is_proof_still,
+    plan_on_board,
+    proof_of,
+)
 from calserve.simulate.plan import HOUR, MINUTE, BoardPlan, FaultsPlan, RunPlan, draw_plan
 from calserve.simulate.record import Record, made_here, read_record, write_record
 from calserve.simulate.run import Run
@@ -25,6 +32,7 @@ from calserve.simulate.soak import SoakOptions, replay, run_recorded, soak
 from calserve.simulate.verdict import Load, Tally, weaknesses
 
 TWO = BoardChoice("assumed-pingpong", 2)
+MADE = replace(made_here(), commit="0" * 40)  # the tree under test may have changes of its own
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,14 +87,15 @@ def test_plan_with_one_in_flight_has_no_fault_of_pairs_and_assumes_nothing() -> 
 def test_proof_names_what_a_server_of_that_board_would_serve(profile: str) -> None:
     with chosen_board(BoardFlags(board="sim", profile=profile)) as chosen:
         board = chosen.open()
-        versions = dict(board.describe().versions)
+        facts = board.describe()
         board.close()
         package = chosen.package
     proof = proof_of(plan_on_board(draw_plan(3, MINUTE), BoardChoice(profile, 2)))
     assert proof == {
         "profile": profile,
         "package_hash": package.hash,
-        "versions": versions,
+        "versions": dict(facts.versions),
+        "figures_sha256": facts.figures_sha256,
         "max_in_flight": 2,
     }
 
@@ -126,7 +135,7 @@ def test_choice_that_cannot_be_is_one_sentence(choice: BoardChoice, said: str) -
         (("--board-profile", "nothing"), "There is no board profile 'nothing'"),
         (("--board-profile", "nowhere.yaml"), "nowhere.yaml"),
         (("--board-profile", "calculet-2chip", "--max-in-flight", "2"), "no interface for 2 jobs"),
-        (("--board-profile", "assumed-pingpong", "--max-in-flight", "3"), "1 or 2, not 3"),
+        (("--board-profile", "assumed-pingpong", "--max-in-flight", "3"), "--max-in-flight is 1 to 2, not 3."),
         (("--board-profile", "assumed-pingpong", "--bank", "pong"), "auto or fixed"),
         (("--max-in-flight", "2"), "--max-in-flight is for a run on one board"),
         (("--bank", "auto"), "--bank is for a run on one board"),
@@ -161,7 +170,7 @@ def test_run_on_a_board_with_one_in_flight_has_no_pair() -> None:
 @pytest.mark.slow
 def test_record_of_minutes_says_what_it_ran_on_and_is_too_short_to_prove_anything(tmp_path: Path) -> None:
     path = tmp_path / "minutes.json"
-    run_recorded(minutes_on_board(TWO), made_here(), path, 0, lambda _: None)
+    run_recorded(minutes_on_board(TWO), MADE, path, 0, lambda _: None)
     proof = load_soak(path)
     assert (proof.profile, proof.max_in_flight, proof.verdict, proof.hours) == ("assumed-pingpong", 2, "clean", 0.05)
     with chosen_board(BoardFlags(board="sim", profile="assumed-pingpong")) as chosen:
@@ -188,6 +197,40 @@ def test_replay_on_a_board_whose_file_changed_or_went_is_refused_in_one_sentence
     gone = CliRunner().invoke(app, ["soak", "--replay", str(path)])
     assert (gone.exit_code, gone.output.count("\n")) == (1, 1)
     assert str(board) in gone.output
+
+
+def test_replay_on_a_board_of_which_only_a_time_changed_is_refused_and_names_both_digests(tmp_path: Path) -> None:
+    """The package is the same, and so are the versions."""
+    board, path = tmp_path / "mine.yaml", tmp_path / "record.json"
+    text = (Path(figures.__file__).parent / "profiles" / "assumed-pingpong.yaml").read_text()
+    board.write_text(text)
+    plan = plan_on_board(draw_plan(5, MINUTE), BoardChoice(str(board), 2))
+    then = proof_of(plan)
+    write_record(Record(plan, made_here(), "clean", proof=then), path)
+    board.write_text(text.replace("prefill_token_ns: {value: 100_000", "prefill_token_ns: {value: 110_000"))
+    now = proof_of(plan)
+    assert {name for name in then if then[name] != now[name]} == {"figures_sha256"}
+    assert not is_proof_still(plan, then)
+    changed = CliRunner().invoke(app, ["soak", "--replay", str(path)])
+    assert (changed.exit_code, changed.output.count("\n")) == (1, 1)
+    assert f"with figures {then['figures_sha256'][:12]}" in changed.output
+    assert f"with figures {now['figures_sha256'][:12]}." in changed.output
+    del then["figures_sha256"]  # a record of before the digest
+    assert doubt_about_replay(plan, then) == ""
+
+
+@pytest.mark.slow
+def test_record_of_a_board_that_was_edited_while_it_ran_proves_nothing(tmp_path: Path) -> None:
+    board, path = tmp_path / "mine.yaml", tmp_path / "record.json"
+    text = (Path(figures.__file__).parent / "profiles" / "assumed-pingpong.yaml").read_text()
+    board.write_text(text)
+    plan = plan_on_board(draw_plan(5, MINUTE), BoardChoice(str(board), 2))
+
+    def edit(_: int) -> None:
+        board.write_text(text.replace("prefill_token_ns: {value: 100_000", "prefill_token_ns: {value: 110_000"))
+
+    run_recorded(plan, MADE, path, 0, edit)
+    assert read_record(path).proof == {}
 
 
 def test_record_of_a_run_on_drawn_boards_proves_nothing(tmp_path: Path) -> None:

@@ -333,61 +333,6 @@ def test_idle_session_with_nobody_to_run_finds_nothing() -> None:
     assert history.found == []
 
 
-# --- I9 -----------------------------------------------------------------------------------------------------
-
-
-def shares(world_percent: int, order: str, weights: dict[str, int]) -> History:
-    """Tenants a and b with 200 waiting each; `order` says who is served, one request at a time."""
-    world = replace(
-        WORLD,
-        lanes_per_session=2,
-        tenant_lane_share_percent=world_percent,
-        tenant_weights=weights,
-        max_waiting_requests=1000,
-        host_slack_ns=10**12,
-    )
-    history = History(world)
-    for number in range(200):
-        for tenant in "ab":
-            name = f"{tenant}{number}"
-            history.submit(ask(name, tenant=tenant, max_new_tokens=1, submitted_ns=10 * MS))
-    history.at(20)
-    served = dict.fromkeys("ab", 0)
-    for tenant in order:
-        history.whole(f"{tenant}{served[tenant]}", 0)
-        served[tenant] += 1
-    return history
-
-
-def test_equal_turns_of_equal_tenants_find_nothing() -> None:
-    history = shares(100, "ab" * 80, {})
-    assert history.found == [], history.say()
-
-
-def test_share_that_ignores_weights_is_found() -> None:
-    assert "I9" in shares(100, "ab" * 80, {"a": 8}).found
-    assert shares(100, "aaaaaaaab" * 20, {"a": 8}).found == []
-
-
-def test_tenant_that_starves_is_found_where_lanes_are_capped() -> None:
-    assert "I9" in shares(50, "a" + "b" * 80, {}).found
-
-
-def test_idle_tenant_is_owed_nothing() -> None:
-    """The other had nobody waiting meanwhile."""
-    world = replace(WORLD, lanes_per_session=2, tenant_lane_share_percent=100, max_waiting_requests=1000)
-    history = History(replace(world, host_slack_ns=10**12))
-    for number in range(200):
-        history.submit(ask(f"b{number}", tenant="b", max_new_tokens=1))
-    history.at(20)
-    for number in range(150):
-        history.whole(f"b{number}", 0)
-    history.submit(ask("a0", tenant="a", max_new_tokens=1, submitted_ns=history.now))
-    history.whole("a0", 0)
-    history.whole("b150", 0)
-    assert history.found == []
-
-
 # --- memory -------------------------------------------------------------------------------------------------
 
 

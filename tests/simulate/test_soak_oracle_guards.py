@@ -94,3 +94,14 @@ def test_end_for_an_output_that_the_device_spoiled_is_not_found() -> None:
         history.run(history.row("r1", 0))
         history.end("r1", "internal", 0, "output 0")
         assert history.found == [], point
+
+
+def test_process_that_dies_with_a_job_of_one_copy_out_leaves_nobody_who_could_have_run_on_the_other() -> None:
+    """Who ran there waits only from that instant on: the other copy stood idle for nobody."""
+    history = History(replace(WORLD, sessions={"s0": "m", "s1": "m"}))
+    history.oracle.session_state("s1", 2, "ready", 0)
+    history.submit(ask())
+    history.at(20).put(history.row("r1", 0))
+    history.at(5_000).fact(FactKind.HOST_ENDED)
+    history.oracle.process_ended(history.now, -9)
+    assert history.found == [], history.say()

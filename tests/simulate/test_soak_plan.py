@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from calserve.simulate.oddities import ODDITIES
-from calserve.simulate.plan import HABITS, HOUR, MINUTE, FaultsPlan, RunPlan, draw_plan
+from calserve.simulate.one_board import BoardChoice, plan_on_board
+from calserve.simulate.plan import HABITS, HOUR, MINUTE, SECOND, Era, FaultsPlan, RunPlan, draw_plan
 from calserve.simulate.record import Made, Record, RecordError, read_record, write_record
 from calserve.simulate.result import RunResult
 from calserve.simulate.shrink import kind_of, shrink
@@ -42,6 +43,23 @@ def test_plans_of_many_seeds_have_every_habit_board_and_fault() -> None:
     from calserve.runtime.sim import FaultPoint
 
     assert {point for era in eras for point in era.faults.points} == {point.value for point in FaultPoint}
+
+
+def test_straggler_is_drawn_where_there_is_time_for_it_and_a_reset_stops_it_and_nothing_else_is_wrong() -> None:
+    def listed(minutes: int) -> list[Era]:
+        return [era for seed in range(200) for era in draw_plan(seed, minutes * MINUTE).eras if era.faults.listed]
+
+    assert not listed(1)
+    late = listed(4)
+    assert late
+    for era in late:
+        assert (era.board.base, "chip_reset" in era.board.cut) == ("assumed-lanes", False)
+        assert (era.faults.points, era.oddities, era.crashes_ns) == ((), (), ())
+        assert [(fault.point, fault.value) for fault in era.faults.listed] == [("completion_late", 200 * SECOND)]
+    plan = RunPlan(1, tuple(late))
+    for base, count in (("assumed-pingpong", len(late)), ("calculet-2chip", 0)):
+        moved = plan_on_board(plan, BoardChoice(base))
+        assert sum(len(era.faults.listed) for era in moved.eras) == count
 
 
 def test_record_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -39,6 +39,15 @@ def _no_room(package: BoardPackage) -> BoardPackage:
     return _with_graphs(package, lambda graph: replace(graph, profile=replace(graph.profile, max_tokens=1)))
 
 
+def _without_margins(package: BoardPackage) -> BoardPackage:
+    """Whoever reads its goldens step by step is thrown out in the middle."""
+    return replace(package, goldens=tuple(replace(golden, margins=()) for golden in package.goldens))
+
+
+def _unreadable(_: BoardPackage) -> BoardPackage:
+    raise OSError("the package could not be read to its end")
+
+
 def _only(package: BoardPackage, task: Task) -> BoardPackage:
     return replace(package, graphs=tuple(graph for graph in package.graphs if task in graph.profile.tasks))
 
@@ -54,12 +63,14 @@ _CHANGES: dict[str, Callable[[BoardPackage], BoardPackage]] = {
     "a golden of another model": _wrong_token,
     "a golden beyond the context": lambda package: _with_golden(package, (1,) * (package.context + 1), (0,)),
     "a golden beyond the vocabulary": lambda package: _with_golden(package, (package.vocab_size,), (0,)),
+    "a golden without margins": _without_margins,
+    "a file that breaks off": _unreadable,
 }  # fmt: skip
 # Every bad package there is, by hash; the first is not there at all.
 BAD_PACKAGES = (_PREFIX + "no such package", *(_PREFIX + name for name in _CHANGES))
 
 
 def bad_package(good: BoardPackage, wanted: str) -> BoardPackage | None:
-    """The bad package of that hash; None where there is none."""
+    """The bad package of that hash; None where there is none. Raises OSError for the one that cannot be read."""
     change = _CHANGES.get(wanted.removeprefix(_PREFIX))
     return replace(change(good), hash=wanted) if change is not None else None

@@ -77,6 +77,7 @@ class Clients:
         self._in_era = 0
         self._until_ns = 0
         self.live: dict[str, Client] = {}
+        self._twins: set[str] = set()  # names that a second request came under
         self.server: ServerProcess | None = None  # None: connections are refused
         self.refused_connections = 0
         self.long_prompts = 0  # of half the context and more
@@ -142,8 +143,19 @@ class Clients:
         self.server.post(Submission(event, sequence))
         if client.way == "cancel_early":
             self._world.after(r.randrange(40_000_000), partial(self._give_up, client))
+        if self._has("duplicate_name", r, 0.004):
+            self._send_twin(event, params)
         if "cancel_unknown" in self._habits and r.random() < 0.01:
             self.server.post(Cancel(f"ghost{number}", CancelCause.ASKED))
+
+    def _send_twin(self, event: Submit, params: GenerationParams) -> None:
+        """Somebody else takes a name that is in use. Where the first one has just ended it is a request like any, so
+        it is one that cannot be served: whatever is told of it then is its own end."""
+        prompt = (0,) * (self._market.context + 1)
+        self._twins.add(event.request)
+        twin = Sequence(event.request, prompt, params, self._market.tokenizer)
+        assert self.server is not None
+        self.server.post(Submission(replace(event, prompt_tokens=len(prompt)), twin))
 
     def _has(self, habit: str, r: random.Random, chance: float) -> bool:
         """One draw whether or not the habit is there: leaving one out moves no other."""
@@ -240,7 +252,7 @@ class Clients:
                     client.received += len(item.tokens)
                     if client.received == client.give_up_after:
                         self._give_up(client)
-            else:
+            elif item.request in self.live or item.request not in self._twins:
                 self._end(item, now)
 
     def _end(self, ending: Ending, now: int) -> None:

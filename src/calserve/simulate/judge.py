@@ -59,6 +59,9 @@ def make_oracle(era: Era, parts: BoardParts, config: SchedulerConfig) -> Oracle:
                 {name: policy.max_waiting_prompt_tokens for name, policy in config.tenants.items()}
             ),
             tenant_weights=MappingProxyType({name: policy.weight for name, policy in config.tenants.items()}),
+            tenant_max_active=MappingProxyType(
+                {name: policy.max_active_requests for name, policy in config.tenants.items()}
+            ),
             decode_cost_weight=config.decode_cost_weight,
             tenant_lane_share_percent=config.tenant_lane_share_percent,
             medium_prefill_max_tokens=config.medium_prefill_max_tokens,

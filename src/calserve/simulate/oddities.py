@@ -3,7 +3,9 @@
 Owns: the named oddities, when each shows, and the wrapper of a session that shows them. Must not know: servers, what is
 right. Life: drawn for an era, healed at the end of its safety phase like the device's faults.
 
-The device's account of a job stays true, only what the host is told is odd; that it was is told beside it.
+The device's account of a job stays true, only what the host is told is odd; that it was is told beside it. So where an
+answer contradicts itself or a call breaks off, the device has done what it was asked to, or will: whoever takes it for
+undone reuses what is still written.
 """
 
 from __future__ import annotations
@@ -46,11 +48,28 @@ ODDITIES = {
     "times_missing": 3,  # wait: a status that does not say how long the board worked
     "buffers_foreign": 30,  # allocate: input memory of another type
     "graphs_odd": 6,  # configure: a session whose graph is no graph
+    "session_missing": 6,  # configure: success, and no session; the device is configured
+    "session_with_code": 6,  # configure: a session, and code 25
+    "configure_raises": 6,  # configure: an exception; the device is configured
+    "buffers_missing": 30,  # allocate: success, and no buffers
+    "ticket_missing": 4000,  # submit: success, and no ticket; the device runs the job, but for every other time
+    "ticket_with_code": 4000,  # submit: a ticket, and a code; the device runs the job
+    "submit_raises": 400,  # submit, in a warm-up: an exception; the device runs the job
+    "wait_raises": 400,  # wait, in a warm-up: an exception while the device runs the job
     "order_unanswered": 30,  # lifecycle: the driver hangs in a call and never returns
 }
 _HARMLESS = ("output_padded", "times_missing")
 # Visited a few times in a bring-up, or harmless: as often in a short era as in a long one.
-_UNSCALED = (*_HARMLESS, "buffers_foreign", "graphs_odd", "order_unanswered")
+_UNSCALED = (
+    *_HARMLESS, "buffers_foreign", "graphs_odd", "session_missing", "session_with_code", "configure_raises",
+    "buffers_missing", "submit_raises", "wait_raises", "order_unanswered",
+)  # fmt: skip
+# Codes that without a ticket say that a job was not taken.
+_SUBMIT_CODES = (CalCode.DEVICE_BUSY, CalCode.TIMEOUT, CalCode.INVALID_VALUE)
+
+
+class DriverError(OSError):
+    """A call of the driver broke off."""
 
 
 class Oddities:
@@ -105,10 +124,15 @@ class OddBoard(SimBoard):
         code, session = super().configure(package, options, name, generation)
         if not isinstance(session, SimSession):
             return code, session
+        shows = self._oddities.shows
+        if shows("configure_raises"):
+            raise DriverError("configure broke off")
+        if shows("session_missing"):
+            return code, None
         odd = OddSession(session, self._oddities, self._ended)
-        if self._oddities.shows("graphs_odd"):
+        if shows("graphs_odd"):
             odd.graphs = {graph: replace(contract, logits_tile=0) for graph, contract in session.graphs.items()}
-        return code, odd
+        return (CalCode.SOFT_RESET_FAILED if shows("session_with_code") else code), odd
 
 
 class OddBuffers:
@@ -163,6 +187,8 @@ class OddSession:
     """`Session` over the device's; everything that is not odd goes straight through.
 
     ended: the newest completion of each session, whatever its generation. held: an answer kept back for the next wait.
+    broken: tickets whose wait breaks off. Only in a warm-up, whose jobs have numbers below 0: while a session serves,
+    an exception ends the process, and a crash of it is drawn elsewhere.
     """
 
     inner: SimSession
@@ -175,6 +201,7 @@ class OddSession:
     unit_tokens: int = field(init=False)
     kv_units: int = field(init=False)
     held: dict[int, tuple[Code, JobStatus | None]] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         inner = self.inner
@@ -183,14 +210,29 @@ class OddSession:
 
     def allocate(self, graph: str, bank: Bank) -> tuple[Code, HostBuffers | None]:
         code, buffers = self.inner.allocate(graph, bank)
-        if buffers is None:
+        if buffers is None or self.oddities.shows("buffers_missing"):
             return code, None
         return code, OddBuffers(buffers, self.oddities, is_foreign=self.oddities.shows("buffers_foreign"))
 
     def submit(self, spec: JobSpec, buffers: HostBuffers) -> tuple[Code, Ticket | None]:
-        return self.inner.submit(spec, buffers.inner if isinstance(buffers, OddBuffers) else buffers)
+        oddities = self.oddities
+        is_missing = oddities.shows("ticket_missing")
+        if is_missing and oddities.fired["ticket_missing"] % 2 == 0:
+            return CalCode.SUCCESS, None
+        code, ticket = self.inner.submit(spec, buffers.inner if isinstance(buffers, OddBuffers) else buffers)
+        if ticket is None or is_missing:
+            return code, None
+        if spec.job < 0 and oddities.shows("submit_raises"):
+            raise DriverError("submit broke off")
+        if spec.job < 0 and oddities.shows("wait_raises"):
+            self.broken.add(ticket.number)
+        if oddities.shows("ticket_with_code"):
+            code = _SUBMIT_CODES[oddities.fired["ticket_with_code"] % len(_SUBMIT_CODES)]
+        return code, ticket
 
     def wait(self, ticket: Ticket, timeout_ns: int) -> tuple[Code, JobStatus | None]:
+        if ticket.number in self.broken:
+            raise DriverError("wait broke off")
         answer = self.held.pop(ticket.number, None) or self.inner.wait(ticket, timeout_ns)
         code, status = answer
         if code or status is None:
@@ -207,7 +249,7 @@ class OddSession:
         return (code, None) if self.oddities.shows("status_missing") else answer
 
     def is_ready(self, ticket: Ticket) -> bool:
-        return ticket.number in self.held or self.inner.is_ready(ticket)
+        return ticket.number in self.held or ticket.number in self.broken or self.inner.is_ready(ticket)
 
     def cancel(self, ticket: Ticket) -> Code:
         return self.inner.cancel(ticket)

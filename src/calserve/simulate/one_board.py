@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from calserve.runtime.contract import Evidence
-from calserve.runtime.sim import SimBoard, load_profile
+from calserve.runtime.sim import ProfileError, SimBoard, load_profile
 from calserve.simulate.boards import board_parts
 from calserve.simulate.plan import ACTIVE_SHARE, PAIRS, BoardPlan, Era, RunPlan, ServerPlan, stream
 
@@ -54,13 +54,27 @@ def doubt_about_choice(choice: BoardChoice) -> str:
 
 def doubt_about_replay(plan: RunPlan, proof: Mapping[str, Any]) -> str:
     """Why a recorded run cannot be run again on its board, as one sentence; "" when it can. Raises ProfileError."""
-    if not proof or (now := proof_of(plan)) == proof:
+    if not proof:
         return ""
-    then_hash, now_hash = (str(one.get("package_hash"))[:12] for one in (proof, now))
-    return (
-        f"It ran package {then_hash} on {proof.get('versions')}; board profile {plan.eras[0].board.base} "
-        f"is now package {now_hash} on {now.get('versions')}."
+    now = proof_of(plan)
+    # a record of before the digest has none, and is held against what it has
+    if all(now.get(name) == told for name, told in proof.items()):
+        return ""
+    (then_hash, then_figures), (now_hash, now_figures) = (
+        (str(one.get("package_hash"))[:12], str(one.get("figures_sha256", "unknown"))[:12]) for one in (proof, now)
     )
+    return (
+        f"It ran package {then_hash} on {proof.get('versions')} with figures {then_figures}; board profile "
+        f"{plan.eras[0].board.base} is now package {now_hash} on {now.get('versions')} with figures {now_figures}."
+    )
+
+
+def is_proof_still(plan: RunPlan, proof: Mapping[str, Any]) -> bool:
+    """Whether the board of `plan` is still what it was when the run began: its file is read era by era."""
+    try:
+        return proof_of(plan) == proof
+    except ProfileError:
+        return False
 
 
 def plan_on_board(plan: RunPlan, choice: BoardChoice) -> RunPlan:
@@ -78,7 +92,10 @@ def plan_on_board(plan: RunPlan, choice: BoardChoice) -> RunPlan:
         assumes=(CONCURRENT_JOBS,) if choice.max_in_flight > 1 else (),
         is_served=True,
     )
-    return replace(plan, eras=tuple(_era_on(era, board, choice, plan.seed) for era in plan.eras))
+    eras = plan.eras
+    if profile.capabilities.get("chip_reset") is not Evidence.C0:  # a straggler was drawn where a reset stops it
+        eras = tuple(replace(era, faults=replace(era.faults, listed=())) for era in eras)
+    return replace(plan, eras=tuple(_era_on(era, board, choice, plan.seed) for era in eras))
 
 
 def _era_on(era: Era, board: BoardPlan, choice: BoardChoice, seed: int) -> Era:
@@ -103,18 +120,21 @@ def _server_on(server: ServerPlan, choice: BoardChoice, number: int) -> ServerPl
 
 
 def proof_of(plan: RunPlan) -> dict[str, Any]:
-    """What a record of `plan` may say it ran on: profile, package_hash, versions, max_in_flight. Empty unless every
-    era ran the served package of one board."""
+    """What a record of `plan` may say it ran on: profile and the digest of its figures, package_hash, versions,
+    max_in_flight. Empty unless every era ran the served package of one board."""
     boards, limits = {era.board for era in plan.eras}, {era.server.max_in_flight for era in plan.eras}
     if len(boards) != 1 or not all(board.is_served and not board.cut for board in boards):
         return {}
-    parts = board_parts(boards.pop())
-    board = SimBoard(parts.profile)
-    versions = dict(board.describe().versions)
+    plan_of_it = boards.pop()
+    # as the file has it: what the run takes as proven to use it is not what the board says of itself
+    board = SimBoard(load_profile(plan_of_it.base))
+    facts = board.describe()
     board.close()
+    parts = board_parts(plan_of_it)
     return {
         "profile": parts.profile.name,
         "package_hash": parts.packages[0].hash,
-        "versions": versions,
+        "versions": dict(facts.versions),
+        "figures_sha256": facts.figures_sha256,
         "max_in_flight": min(limits),
     }

@@ -190,10 +190,14 @@ _POINTS = (
 # What a board tells that no fault of the device explains: see `oddities`, which has a line for each.
 _ODDITIES = (
     "status_missing", "status_older", "release_refused", "output_mistyped", "output_flat", "output_few_rows",
-    "output_padded", "times_missing", "buffers_foreign", "graphs_odd", "order_unanswered",
+    "output_padded", "times_missing", "buffers_foreign", "graphs_odd", "order_unanswered", "session_missing",
+    "session_with_code", "configure_raises", "buffers_missing", "ticket_missing", "ticket_with_code", "submit_raises",
+    "wait_raises",
 )  # fmt: skip
 _ODD_SHARE = 0.12
 _OPERATOR_SHARE = 0.06
+_STRAGGLER_SHARE = 0.06
+_STRAGGLER_NS = 200 * SECOND  # beyond its deadline and what a job of a session that is gone is waited for (120 s)
 # Share of the points that are active in one era: few at a time make each other's consequences readable.
 ACTIVE_SHARE = 0.35
 _MINUTES_A_SHORT_ERA = 4
@@ -244,7 +248,10 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
         oddities=tuple(name for name in _ODDITIES if x.random() < _ODD_SHARE),
         odd_rate=1.0 if is_long else 8.0,
     )
-    return _with_operator(era, x) if x.random() < _OPERATOR_SHARE else era
+    if x.random() < _OPERATOR_SHARE:
+        return _with_operator(era, x)
+    s = stream(seed, f"straggler/{number}")
+    return _with_straggler(era, s) if s.random() < _STRAGGLER_SHARE and _may_straggle(era) else era
 
 
 def _with_operator(era: Era, r: random.Random) -> Era:
@@ -261,6 +268,20 @@ def _with_operator(era: Era, r: random.Random) -> Era:
         bad_load_at_ns=times(24),
         unload_at_ns=times(4),
     )
+
+
+def _with_straggler(era: Era, r: random.Random) -> Era:
+    """One job comes home later than anybody waits for it, and nothing else is wrong."""
+    late = ListedFault("completion_late", r.randrange(400, 1200), value=_STRAGGLER_NS)
+    return replace(
+        era, faults=FaultsPlan(listed=(late,)), oddities=(), crashes_ns=(), bad_load_at_ns=(), unload_at_ns=()
+    )
+
+
+def _may_straggle(era: Era) -> bool:
+    """Whether there is time for it, and a reset is known to stop its writes: elsewhere no process can begin on the
+    board until it is home."""
+    return era.safety_ns > 2 * MINUTE and era.board.base != "calculet-2chip" and "chip_reset" not in era.board.cut
 
 
 def _is_slow(r: random.Random) -> bool:

@@ -40,7 +40,7 @@ from calserve.executor.completion import (
 from calserve.executor.engine_step import EngineSteps, Message, Ways
 from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder, LifecycleSteps
 from calserve.executor.messages import Delivery, Ending, Recorder
-from calserve.runtime.contract import BoardPackage, Code, JobStatus, LoadOptions
+from calserve.runtime.contract import BoardPackage, LoadOptions
 from calserve.runtime.sim import SimBoard, SimDevice
 from calserve.simulate.oddities import OddBoard, Oddities
 from calserve.simulate.paced import BoardSession, Durations, PacedSession
@@ -51,6 +51,7 @@ from calserve.simulate.world import Wait, World
 _LIFECYCLE_NS = 30_000_000
 
 Deliver = Callable[[Many[Delivery | Ending]], None]
+_Steps = Generator[AwaitJob, Answer, LifecycleDone]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,8 @@ class ServerProcess:
             self._carry_out(order)
 
     def _carry_out(self, order: LifecycleOrder) -> None:
-        self._later(self._order_ns(order), lambda: self._go_on(self._lifecycle.take(order), None))
+        steps = self._lifecycle.take(order)
+        self._later(self._order_ns(order), lambda: self._go_on(steps, partial(next, steps)))
 
     def heal(self) -> None:
         """A call that hung returns after all, however late."""
@@ -297,20 +299,30 @@ class ServerProcess:
     def _order_ns(self, order: LifecycleOrder) -> int:
         timing = self.parts.device.profile.timing
         name = type(order.command).__name__
+        engine = self.parts.device.engine
+        if name == "Configure" and not self._lifecycle.opening.is_clear and (engine.queue or engine.running):
+            return _LIFECYCLE_NS  # a board that is still at work is looked at, and not configured
         return {"Configure": timing.configure_ns, "Reset": timing.reset_ns}.get(name, _LIFECYCLE_NS)
 
-    def _go_on(
-        self, order: Generator[AwaitJob, Answer, LifecycleDone], answer: tuple[Code, JobStatus | None] | None
-    ) -> None:
+    def _go_on(self, order: _Steps, step: Callable[[], AwaitJob]) -> None:
         try:
-            wanted = next(order) if answer is None else order.send(answer)
+            wanted = step()
         except StopIteration as end:
             self.post(self._paced(end.value))
             self._start_order()
             return
         world, session = self.parts.world, cast(BoardSession, wanted.session)
-        wake = partial(self._if_alive, lambda: self._go_on(order, wanted.session.wait(wanted.ticket, 0)))
+        wake = partial(self._if_alive, partial(self._answer, order, wanted))
         world.wait(Wait(session, wanted.ticket, world.now_ns() + wanted.timeout_ns, wake))
+
+    def _answer(self, order: _Steps, wanted: AwaitJob) -> None:
+        """As `executor.awaiting.drive` does, without blocking."""
+        try:
+            answer = wanted.session.wait(wanted.ticket, 0)
+        except Exception as error:
+            self._go_on(order, partial(order.throw, error))
+        else:
+            self._go_on(order, partial(order.send, answer))
 
     def _paced(self, done: LifecycleDone) -> LifecycleDone:
         if done.session is None:

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from calserve.progress import Progress
-from calserve.simulate.one_board import BoardChoice, plan_on_board, proof_of
+from calserve.simulate.one_board import BoardChoice, is_proof_still, plan_on_board, proof_of
 from calserve.simulate.plan import HOUR, RunPlan, draw_plan
 from calserve.simulate.record import Made, Record, made_here, read_record, write_record
 from calserve.simulate.result import RunResult
@@ -138,6 +138,8 @@ def run_recorded(plan: RunPlan, made: Made, path: Path, check_every: int, advanc
         raise
     _fill(record, result)
     record.verdict = "violated" if result.violation_count else "clean"
+    if not is_proof_still(plan, record.proof):
+        record.proof = {}
     write_record(record, path)
     return result
 

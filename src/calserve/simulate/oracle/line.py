@@ -44,11 +44,8 @@ class Peak:
 
 @dataclass(slots=True)
 class _Crowd:
-    """requests, tokens: of everybody's prompts. own: waiting requests of one tenant that are not long."""
-
     requests: Peak
     tokens: Peak
-    short: int = 0
 
 
 @dataclass(slots=True)
@@ -79,13 +76,6 @@ class Lines:
         for crowd in self._crowds(answer):
             crowd.requests.set(crowd.requests.value + by, at_ns)
             crowd.tokens.set(crowd.tokens.value + tokens, at_ns)
-            if len(answer.request.prompt) <= self.world.medium_prefill_max_tokens:
-                crowd.short += by
-
-    def waiting_of(self, model: str, tenant: str) -> int:
-        """Requests of a tenant that may be waiting and whose prompts are not long."""
-        crowd = self._by_tenant.get((model, tenant))
-        return crowd.short if crowd is not None else 0
 
     def why_false(self, answer: Answer, kind: str, at_ns: int) -> str:
         """Why a refusal of this kind cannot be true; "" when it can. Those that tell of a model's state are judged

@@ -20,6 +20,7 @@ from calserve.simulate.oracle.fairness import Fairness
 from calserve.simulate.oracle.findings import Findings, Violation
 from calserve.simulate.oracle.line import Lines
 from calserve.simulate.oracle.sessions import Sessions
+from calserve.simulate.oracle.shares import Shares
 from calserve.simulate.oracle.world import ClientRequest, World
 
 # names of ended requests that are kept to tell a late delivery from one for a request that never was
@@ -44,7 +45,8 @@ class Oracle:
         self._last_exit: int | None = None
         self._lines = Lines(world)
         self._sessions = Sessions(world, self._findings, self._live.values)
-        self._fairness = Fairness(world, self._lines, self._findings)
+        self._fairness = Fairness(world, self._findings)
+        self._shares = Shares(world, self._findings)
         self._ends = Ends(world, self._findings, self._answers, self._sessions, self._lines)
         seen = Seen(self._live.get, self._ran, self._lost)
         self._board = Board(world, self._findings, self._sessions, self._answers, seen)
@@ -77,6 +79,8 @@ class Oracle:
         answer = self._answers.make(request, self._count)
         self._live[request.name] = answer
         self._lines.change(answer, 1, request.submitted_ns)
+        self._fairness.submitted(answer)
+        self._shares.submitted(answer)
         due_ns = max(request.deadline_ns, request.submitted_ns) + self.world.deadline_slack_ns
         heapq.heappush(self._due, (due_ns, self._count, request.name, "deadline"))
 
@@ -145,19 +149,22 @@ class Oracle:
     def _leave(self, answer: Answer, at_ns: int) -> None:
         if answer.is_waiting:
             self._lines.change(answer, -1, at_ns)
-            self._fairness.left_line(answer)
+            self._fairness.left_line(answer, at_ns)
+            self._shares.left_line(answer)
         else:
             self._fairness.stopped(answer, at_ns, is_end=True)
+            self._shares.ended(answer, at_ns)
 
     # --- what the board's account says of a request -----------------------------------------------------
 
     def _ran(self, answer: Answer, at_ns: int) -> None:
         """It has a lane. For its tenant's share it still counts as waiting at this instant."""
         if answer.is_waiting:
-            self._fairness.started(answer)
+            self._fairness.started(answer, at_ns)
+            self._shares.started(answer, at_ns)
             answer.is_waiting = False
             self._lines.change(answer, -1, at_ns)
-            self._fairness.left_line(answer)
+            self._fairness.left_line(answer, at_ns)
 
     def _lost(self, answer: Answer, at_ns: int) -> None:
         """What it had on the board is gone: it may be back in its line, or about to end."""
@@ -212,6 +219,7 @@ class Oracle:
         if state == "ready":
             return
         self._fairness.forget(self._sessions.get(session).model)
+        self._shares.forget()
         for answer in self._live.values():
             if answer.session == session and not answer.is_waiting and not answer.received:
                 self._lost(answer, at_ns)

@@ -157,8 +157,9 @@ class Sessions:
 
     def process_ended(self, at_ns: int) -> None:
         self.was_hit = True
-        for session in self.by_name.values():
+        for session in self.by_name.values():  # before any is cleared: what one was busy with excuses the others
             self._check_idle(session, at_ns)
+        for session in self.by_name.values():
             session.busy.clear()
             session.idle_since_ns = None
             session.state, session.due_ns, session.since_ns = "", 0, at_ns

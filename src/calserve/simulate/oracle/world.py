@@ -105,6 +105,8 @@ class World:
     # fairness (I9): see `fairness`. A tenant without a weight has 1
     tenant_weights: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     is_fairness_checked: bool = True
+    # requests of a tenant with lanes at once, where it has a limit of its own
+    tenant_max_active: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     decode_cost_weight: int = 4
     tenant_lane_share_percent: int = 50
     # prompts beyond this stand in a line of their own with a limit of their own, and are not judged
