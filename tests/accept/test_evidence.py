@@ -33,14 +33,18 @@ from calserve.runtime.sim import PROFILES, SimBoard
 
 HASH, OTHER_HASH = "ab" * 32, "cd" * 32
 VERSIONS = {"runtime": "1.0", "profile": "p"}
-FACTS = BoardFacts("some", True, (), MappingProxyType({}), MappingProxyType(VERSIONS))
+FIGURES, OTHER_FIGURES = "12" * 32, "34" * 32
+FACTS = BoardFacts("some", True, (), MappingProxyType({}), MappingProxyType(VERSIONS), figures_sha256=FIGURES)
+COMMIT = "0123abc" + "0" * 33
 
 
 def record(without: tuple[str, ...] = (), **changes: Any) -> EvidenceRecord:
     names = [name for name in (*REQUIRED, SOAK_CHECK) if name not in without]
-    checks = tuple(Check(name, True, "a bound", {"ratio": 1.5}) for name in names)
+    seen: dict[str, dict[str, Any]] = {SOAK_CHECK: {"commit": COMMIT}}
+    checks = tuple(Check(name, True, "a bound", seen.get(name, {"ratio": 1.5})) for name in names)
     state, missing = judge_checks(checks)
-    told = EvidenceRecord("concurrent_jobs", state, "some", True, HASH, VERSIONS, {"tokens": 1000}, checks, missing)
+    of_it = ("concurrent_jobs", state, "some", True, HASH, VERSIONS, {"tokens": 1000}, checks, missing, FIGURES)
+    told = EvidenceRecord(*of_it)
     return msgspec.structs.replace(told, **changes)
 
 
@@ -56,6 +60,12 @@ def test_evidence_without_one_required_check_is_c1(name: str) -> None:
     assert (record((name,)).state, record((name,)).missing) == ("C1", (name,))
 
 
+def with_soak(passed: bool, **figures: Any) -> EvidenceRecord:
+    """Evidence whose soak says so."""
+    checks = (*record((SOAK_CHECK,)).checks, Check(SOAK_CHECK, passed, "a bound", figures))
+    return record(checks=checks, missing=judge_checks(checks)[1])
+
+
 def test_evidence_without_the_soak_is_c0_and_says_what_is_missing() -> None:
     assert (record((SOAK_CHECK,)).state, record((SOAK_CHECK,)).missing) == ("C0", (SOAK_CHECK,))
 
@@ -67,6 +77,7 @@ def test_evidence_without_the_soak_is_c0_and_says_what_is_missing() -> None:
         ({"state": "C0", "checks": []}, "says C0"),
         ({"missing": ["soak_24h"]}, "1 missing"),
         ({"package_hash": "abc"}, "package_hash"),
+        ({"figures_sha256": "abc"}, "figures_sha256"),
         ({"extra": 1}, "extra"),
         ({"simulated": "yes"}, "simulated"),
         ({"capability": "batch_lanes"}, "capability"),
@@ -104,6 +115,12 @@ def test_evidence_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     [
         (None, record(), 2),
         (None, record((SOAK_CHECK,)), 1),
+        (None, with_soak(True, commit=COMMIT), 2),
+        (None, with_soak(True, commit=COMMIT + "+"), 1),
+        (None, with_soak(True, commit="unknown"), 1),
+        (None, with_soak(True), 1),
+        (None, with_soak(False, commit=COMMIT), 1),
+        (2, with_soak(True, commit=COMMIT + "+"), 2),
         (None, record(("gain_auto",)), 1),
         (None, None, 1),
         (1, record(), 1),
@@ -127,6 +144,14 @@ def test_allowed_in_flight_is_what_the_evidence_says(
         (replace(FACTS, versions=MappingProxyType({})), HASH, record(), "profile p, not unknown"),
         (replace(FACTS, simulated=False), HASH, record(), "for the simulated board some"),
         (replace(FACTS, name="other"), HASH, record(), "board some"),
+        (
+            replace(FACTS, figures_sha256=OTHER_FIGURES),
+            HASH,
+            record(),
+            "for other figures of board profile p: their digest was 121212121212, now it is 343434343434",
+        ),
+        (FACTS, HASH, record(figures_sha256=""), "their digest was none, now it is 121212121212"),
+        (replace(FACTS, figures_sha256=""), HASH, record(), "their digest was 121212121212, now it is none"),
         (FACTS, HASH, record(("tpot_fixed", SOAK_CHECK)), "says C1, without tpot_fixed, soak_24h"),
     ],
 )
@@ -148,6 +173,14 @@ def test_two_in_flight_without_valid_evidence_is_refused_by_name(
         (None, HASH, record(), ""),
         (None, OTHER_HASH, record(), "for package abababababab, not cdcdcdcdcdcd"),
         (None, HASH, record((SOAK_CHECK,)), "without soak_24h, which two jobs in flight need to be on by default"),
+        (None, HASH, record(figures_sha256=OTHER_FIGURES), "for other figures of board profile p"),
+        (
+            None,
+            HASH,
+            with_soak(True, commit=COMMIT + "+"),
+            "the source had changes that commit 0123abc00000 does not have, so nobody can run it again",
+        ),
+        (None, HASH, with_soak(False, doubt="it lasted 3 h"), "of the soak that was given, it lasted 3 h"),
         (1, OTHER_HASH, record(), ""),
         (2, HASH, record((SOAK_CHECK,)), ""),
     ],
@@ -169,18 +202,24 @@ def test_three_in_flight_are_refused_whatever_the_evidence() -> None:
 # --- the soak's record
 
 
-SOAK = SoakProof("0123abc", "p", HASH, VERSIONS, 24.0, 2, "clean")
+SOAK = SoakProof("0123abc", "p", HASH, VERSIONS, 24.0, 2, "clean", FIGURES)
+PROOF = {
+    "profile": "p",
+    "package_hash": HASH,
+    "versions": VERSIONS,
+    "figures_sha256": FIGURES,
+    "max_in_flight": 2,
+}
 
 
 def soak_file(path: Path, **changes: Any) -> Path:
-    proof = {"profile": "p", "package_hash": HASH, "versions": VERSIONS, "max_in_flight": 2}
     tree = {
         "schema": "calserve-soak-record/v1",
         "made": {"commit": "0123abc", "version": "0", "python": "3"},
         "verdict": "clean",
         "hours": 24.0,
         "plan": {"seed": 7},
-        "proof": proof,
+        "proof": PROOF,
     }
     path.write_text(json.dumps({**tree, **changes}))
     return path
@@ -201,6 +240,9 @@ def test_soak_record_reads_as_what_it_proves(tmp_path: Path) -> None:
         ({"versions": {"runtime": "0.9"}}, "other versions"),
         ({"profile": "q"}, "profile 'q'"),
         ({"commit": "unknown"}, "commit"),
+        ({"commit": "0123abc+"}, "the source had changes that commit 0123abc does not have"),
+        ({"figures_sha256": OTHER_FIGURES}, "ran on other figures of board profile p: their digest was 343434343434"),
+        ({"figures_sha256": ""}, "their digest was none, now it is 121212121212"),
     ],
 )
 def test_soak_that_is_not_this_one_does_not_count(change: dict[str, Any], doubt: str) -> None:
@@ -219,11 +261,25 @@ def test_soak_that_is_not_this_one_does_not_count(change: dict[str, Any], doubt:
         ({"made": None}, "commit"),
         ({"proof": {"profile": "p", "package_hash": HASH, "versions": VERSIONS}}, "max_in_flight"),
         ({"proof": {"hours": 24.0}}, r"proof\.hours"),
+        ({"proof": {**PROOF, "figures_sha256": "abc"}}, "figures_sha256"),
     ],
 )
 def test_soak_record_that_does_not_say_enough_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises(EvidenceError, match=said):
         load_soak(soak_file(tmp_path / "soak.json", **change))
+
+
+def test_soak_record_of_before_the_digest_reads_and_does_not_count(tmp_path: Path) -> None:
+    old = {name: told for name, told in PROOF.items() if name != "figures_sha256"}
+    soak = load_soak(soak_file(tmp_path / "soak.json", proof=old))
+    assert not check_soak(soak, FACTS, HASH).passed
+
+
+def test_soak_of_a_changed_tree_is_refused_in_one_sentence() -> None:
+    check = check_soak(msgspec.structs.replace(SOAK, commit=COMMIT + "+"), FACTS, HASH)
+    assert check.figures["doubt"] == (
+        "the source had changes that commit 0123abc00000 does not have, so nobody can run it again"
+    )
 
 
 # --- a board with evidence

@@ -32,7 +32,9 @@ def proven() -> Report:
     """The whole proof at its full length, with the soak."""
     profile = pingpong_profile()
     versions = {**profile.versions, "profile": profile.name}
-    soak = SoakProof("0123abc", profile.name, one_row_package(profile).hash, versions, 24.0, 2, "clean")
+    soak = SoakProof(
+        "0123abc", profile.name, one_row_package(profile).hash, versions, 24.0, 2, "clean", profile.sha256()
+    )
     return prove(profile, tokens=1000, repeats=2, soak=soak)
 
 
@@ -42,6 +44,7 @@ def test_pingpong_where_it_pays_is_proven(proven: Report) -> None:
     assert passed(proven) == dict.fromkeys((*REQUIRED, SOAK_CHECK), True)
     assert (proven.evidence.state, proven.evidence.missing) == ("C0", ())
     assert proven.evidence.simulated
+    assert proven.evidence.figures_sha256 == pingpong_profile().sha256()
 
 
 @pytest.mark.slow

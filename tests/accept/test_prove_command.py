@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from calserve.accept.evidence import load_evidence
+from calserve.accept.evidence import doubt_about, load_evidence
 from calserve.cli.app import app
+from calserve.cli.boards import BoardFlags, chosen_board
+from calserve.package import open_package
+from calserve.package.geometry import load_geometry
+from calserve.package.pack.sim_target import SimOptions, pack_sim
+from calserve.progress import SilentProgress
+from calserve.runtime.sim import figures
 
 SHORT = ["--tokens", "20", "--steps", "10", "--repeats", "1", "--rows", "1"]
 
@@ -35,6 +41,29 @@ def test_prove_on_a_board_with_one_job_at_a_time_says_the_code(tmp_path: Path) -
     assert code == 3
     assert "code 27" in said
     assert load_evidence(out).checks == ()
+
+
+def test_evidence_of_a_board_file_is_refused_once_a_figure_of_it_was_edited(tmp_path: Path) -> None:
+    """Under the same name, with the same versions and the same package: only the digest tells."""
+    file, out = tmp_path / "mine.yaml", tmp_path / "evidence.json"
+    text = (Path(figures.__file__).parent / "profiles" / "assumed-pingpong.yaml").read_text("utf-8")
+    file.write_text(text, "utf-8")
+    run("--board", "sim", "--board-profile", str(file), "--out", str(out), *SHORT)
+    evidence = load_evidence(out)
+
+    def doubt_now() -> str:
+        with chosen_board(BoardFlags(board="sim", profile=str(file))) as chosen:
+            board = chosen.open()
+            facts, package = board.describe(), chosen.package.hash
+            board.close()
+        assert (evidence.versions, evidence.package_hash) == (dict(facts.versions), package)
+        return doubt_about(evidence, facts, package)
+
+    assert "other figures" not in doubt_now()
+    file.write_text(text.replace("a warm chip", "another word about it"), "utf-8")
+    assert "other figures" not in doubt_now()
+    file.write_text(text.replace("banks_overlap: {value: true", "banks_overlap: {value: false"), "utf-8")
+    assert doubt_now().startswith("the evidence is for other figures of board profile assumed-pingpong: ")
 
 
 @pytest.mark.parametrize(
@@ -83,3 +112,13 @@ def test_prove_that_never_ran_two_says_there_is_no_trace(tmp_path: Path) -> None
     _, said = run(*board, "--out", str(tmp_path / "e.json"), "--trace", str(trace), *SHORT)
     assert "no trace: no run with two jobs in flight came to its end" in said
     assert not trace.exists()
+
+
+def test_prove_takes_a_package_on_disk_for_the_simulated_board(tmp_path: Path) -> None:
+    package, out = tmp_path / "package", tmp_path / "evidence.json"
+    pack_sim(load_geometry("smollm2-135m"), package, SimOptions(profiles=(1, 4)), SilentProgress())
+    for board in ((), ("--board", "sim")):
+        code, said = run(*board, "--model", str(package), "--out", str(out), *SHORT)
+        assert code == 3, said
+        evidence = load_evidence(out)
+        assert (evidence.board, evidence.package_hash) == ("sim", open_package(package).hash)

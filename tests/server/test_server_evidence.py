@@ -1,7 +1,8 @@
 """From a proof to a server with two jobs in flight: the soak's record, the evidence, `serve`, and what it shows.
 
 The day-long soak is the one part a test cannot run: `double_of_a_day` makes the record with the soak's own writer from
-a run of a minute, then says 24 hours. That file is a test double and is named so; without the change it is refused.
+a run of a minute, then says 24 hours and a clean commit. That file is a test double and is named so; without the
+change it is refused.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def minute(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def double_of_a_day(minute: Path, folder: Path) -> Path:
     path = folder / "test-double-of-a-24h-soak.json"
-    path.write_text(json.dumps({**json.loads(minute.read_text()), "hours": 24.0}))
+    record = json.loads(minute.read_text())
+    # the tree under test may have changes of its own
+    path.write_text(json.dumps({**record, "hours": 24.0, "made": {**record["made"], "commit": "0" * 40}}))
     return path
 
 
@@ -148,6 +151,7 @@ def of_another(proven: Path, what: str) -> Path:
     return {
         "package": lambda: changed(proven, "package.json", package_hash="ab" * 32),
         "version": lambda: changed(proven, "version.json", versions={**versions, "runtime": "sim 0.7.5"}),
+        "figures": lambda: changed(proven, "figures.json", figures_sha256="ab" * 32),
         "profile": lambda: changed(proven, "profile.json", versions={**versions, "profile": "assumed-lanes"}),
     }[what]()
 
@@ -155,6 +159,7 @@ def of_another(proven: Path, what: str) -> Path:
 SAID = {
     "package": "the evidence is for package abababababab, not ",
     "version": "the evidence is for runtime sim 0.7.5, not sim 0.7.6",
+    "figures": "the evidence is for other figures of board profile assumed-pingpong: their digest was abababababab",
     "profile": "the evidence is for profile assumed-lanes, not assumed-pingpong",
 }
 

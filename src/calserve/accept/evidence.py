@@ -2,7 +2,8 @@
 
 Owns: the formats `calserve-evidence/v1` (written here) and the part of `calserve-soak-record/v1` that proves
 something (written by `calserve soak`), and the rule that turns evidence into a number of jobs in flight. Must not
-know: how a proof is run. Evidence is for one package hash and one set of versions; for any other it counts as none.
+know: how a proof is run. Evidence is for one package hash, one set of versions and the figures of one board; for
+any other it counts as none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -34,6 +35,7 @@ SOAK_CHECK = "soak_24h"
 
 Figure = int | float | str | bool
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+MaybeSha256 = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
@@ -51,7 +53,8 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SoakProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a clean soak says it ran on. profile: of the simulated board; "" for another."""
+    """What a clean soak says it ran on. profile: of the simulated board, "" for another. figures_sha256: as
+    `BoardFacts` has it. commit: of the source, with a + where files differed from it."""
 
     commit: Word
     profile: str
@@ -60,12 +63,14 @@ class SoakProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hours: Annotated[float, msgspec.Meta(gt=0)]
     max_in_flight: Annotated[int, msgspec.Meta(ge=1)]
     verdict: Word
+    figures_sha256: MaybeSha256 = ""
 
 
 class EvidenceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """state: C0 when every check in `REQUIRED` passed, else C1. missing: checks that did not pass, or were not run.
 
     simulated: proven on a simulated board, which is never the hardware's C0. method: how it was measured.
+    figures_sha256: of the board, as `BoardFacts` has it.
     """
 
     capability: Literal["concurrent_jobs"]
@@ -77,11 +82,23 @@ class EvidenceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method: dict[str, Figure]
     checks: tuple[Check, ...]
     missing: tuple[str, ...]
+    figures_sha256: MaybeSha256 = ""
     schema: Literal["calserve-evidence/v1"] = "calserve-evidence/v1"
 
     @property
     def has_soak(self) -> bool:
-        return any(check.name == SOAK_CHECK and check.passed for check in self.checks)
+        return not self.soak_doubt
+
+    @property
+    def soak_doubt(self) -> str:
+        """Why its soak does not make two jobs in flight the default; "" when it does."""
+        without = f"the evidence is without {SOAK_CHECK}, which two jobs in flight need to be on by default"
+        check = next((check for check in self.checks if check.name == SOAK_CHECK), None)
+        if check is None:
+            return without
+        figure = check.figures.get
+        doubt = doubt_about_commit(str(figure("commit", "unknown"))) if check.passed else str(figure("doubt", "failed"))
+        return f"{without}: of the soak that was given, {doubt}" if doubt else ""
 
 
 def judge_checks(checks: tuple[Check, ...]) -> tuple[Literal["C0", "C1"], tuple[str, ...]]:
@@ -106,11 +123,21 @@ def load_evidence(path: Path) -> EvidenceRecord:
     Raises:
         EvidenceError: one sentence.
     """
-    tree = _read(path, "evidence", SCHEMA)
+    return evidence_of(read_tree(path, "evidence", (SCHEMA,)), path)
+
+
+def evidence_of(tree: Mapping[str, object], path: Path) -> EvidenceRecord:
+    """As `load_evidence`, of a file already read."""
     try:
         record = strict_yaml.convert(tree, EvidenceRecord)
     except strict_yaml.Wrong as error:
         raise EvidenceError(f"{path}: {error}") from None
+    check_record(record, path)
+    return record
+
+
+def check_record(record: EvidenceRecord, path: Path) -> None:
+    """That its checks are ours and its state follows from them. Raises EvidenceError."""
     names = [check.name for check in record.checks]
     unknown = next((name for name in names if name not in (*REQUIRED, SOAK_CHECK)), None)
     if unknown is not None:
@@ -124,7 +151,6 @@ def load_evidence(path: Path) -> EvidenceRecord:
             f"{path}: says {record.state} with {len(record.missing)} missing, but its checks give {state} "
             f"with {len(missing)}{': ' + ', '.join(missing) if missing else ''}."
         )
-    return record
 
 
 def load_soak(path: Path) -> SoakProof:
@@ -136,7 +162,7 @@ def load_soak(path: Path) -> SoakProof:
     Raises:
         EvidenceError: one sentence.
     """
-    tree = _read(path, "soak record", SOAK_SCHEMA)
+    tree = read_tree(path, "soak record", (SOAK_SCHEMA,))
     made, proof = tree.get("made"), tree.get("proof")
     if not isinstance(proof, dict) or not proof:
         raise EvidenceError(f"{path}: the record has no proof, so it proves nothing.")
@@ -153,6 +179,15 @@ def load_soak(path: Path) -> SoakProof:
     return soak
 
 
+def doubt_about_commit(commit: str) -> str:
+    """Why a record made at `commit` cannot be made again; "" when it can."""
+    if commit == "unknown":
+        return "the commit is not known"
+    if commit.endswith("+"):
+        return f"the source had changes that commit {commit[:12].rstrip('+')} does not have, so nobody can run it again"
+    return ""
+
+
 def check_soak(soak: SoakProof, facts: BoardFacts, package_hash: str) -> Check:
     """Whether the soak counts here: clean, long enough, two in flight, and on this very board and package."""
     doubts = (
@@ -162,29 +197,56 @@ def check_soak(soak: SoakProof, facts: BoardFacts, package_hash: str) -> Check:
         (soak.package_hash != package_hash, "it ran another package"),
         (soak.versions != dict(facts.versions), "it ran on other versions"),
         (soak.profile != facts.versions.get("profile", ""), f"it ran on profile {soak.profile!r}"),
-        (soak.commit == "unknown", "its commit is not known"),
+        (soak.figures_sha256 != facts.figures_sha256, _other_figures("it ran on", soak.figures_sha256, facts)),
+        (bool(irreproducible := doubt_about_commit(soak.commit)), irreproducible),
     )
     found = [text for is_wrong, text in doubts if is_wrong]
     return Check(
         SOAK_CHECK,
         not found,
-        f"clean, at least {SOAK_HOURS} h with {JOBS_PROVEN} in flight, same package and versions",
+        f"clean, at least {SOAK_HOURS} h with {JOBS_PROVEN} in flight, of a commit, same package, versions and figures",
         {"hours": soak.hours, "commit": soak.commit, "verdict": soak.verdict, "doubt": "; ".join(found)},
     )
 
 
-def doubt_about(record: EvidenceRecord, facts: BoardFacts, package_hash: str) -> str:
-    """Why `record` does not prove its capability on this board with this package; "" when it does."""
+class Identified(Protocol):
+    """What evidence is for."""
+
+    @property
+    def board(self) -> str: ...
+    @property
+    def simulated(self) -> bool: ...
+    @property
+    def package_hash(self) -> str: ...
+    @property
+    def versions(self) -> dict[str, str]: ...
+    @property
+    def figures_sha256(self) -> str: ...
+
+
+def why_void(record: Identified, facts: BoardFacts, package_hash: str | None) -> str:
+    """Why evidence is for another board or package, and counts as none; "" where it is for these.
+
+    package_hash: None where there is no package to hold it against.
+    """
     if (record.board, record.simulated) != (facts.name, facts.simulated):
         kind = "simulated " if record.simulated else ""
         return f"the evidence is for the {kind}board {record.board}"
-    if record.package_hash != package_hash:
+    if package_hash is not None and record.package_hash != package_hash:
         return f"the evidence is for package {record.package_hash[:12]}, not {package_hash[:12]}"
     if record.versions != dict(facts.versions):
         return f"the evidence is for {_differing(record.versions, facts.versions)}"
-    if record.state != "C0":
-        return f"the evidence says {record.state}, without {', '.join(record.missing)}"
+    if record.figures_sha256 != facts.figures_sha256:
+        return _other_figures("the evidence is for", record.figures_sha256, facts)
     return ""
+
+
+def doubt_about(record: EvidenceRecord, facts: BoardFacts, package_hash: str) -> str:
+    """Why `record` does not prove its capability on this board with this package; "" when it does."""
+    void = why_void(record, facts, package_hash)
+    if void or record.state == "C0":
+        return void
+    return f"the evidence says {record.state}, without {', '.join(record.missing)}"
 
 
 def allowed_in_flight(
@@ -212,10 +274,13 @@ def why_unused(asked: int | None, facts: BoardFacts, package_hash: str, evidence
     was asked for."""
     if evidence is None or asked is not None:
         return ""
-    doubt = doubt_about(evidence, facts, package_hash)
-    if not doubt and not evidence.has_soak:
-        doubt = f"the evidence is without {SOAK_CHECK}, which two jobs in flight need to be on by default"
-    return doubt
+    return doubt_about(evidence, facts, package_hash) or evidence.soak_doubt
+
+
+def _other_figures(what: str, theirs: str, facts: BoardFacts) -> str:
+    profile = facts.versions.get("profile", facts.name)
+    then, now = (sha[:12] or "none" for sha in (theirs, facts.figures_sha256))
+    return f"{what} other figures of board profile {profile}: their digest was {then}, now it is {now}"
 
 
 def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
@@ -223,12 +288,13 @@ def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     return f"{name} {theirs.get(name, 'unknown')}, not {ours.get(name, 'unknown')}"
 
 
-def _read(path: Path, what: str, schema: str) -> dict[str, Any]:
+def read_tree(path: Path, what: str, schemas: tuple[str, ...]) -> dict[str, Any]:
+    """The mapping in `path`, whose `schema` is one of `schemas`. Raises EvidenceError: one sentence."""
     try:
         tree = strict_yaml.parse(strict_yaml.read_text(path, what))
     except strict_yaml.Wrong as error:
         raise EvidenceError(f"{path}: {error}") from None
     found = tree.get("schema") if isinstance(tree, dict) else None
-    if not isinstance(tree, dict) or found != schema:
-        raise EvidenceError(f"{path}: schema must be {schema}, not {str(found)[:60]!r}.")
+    if not isinstance(tree, dict) or found not in schemas:
+        raise EvidenceError(f"{path}: schema must be {' or '.join(schemas)}, not {str(found)[:60]!r}.")
     return tree

@@ -141,6 +141,7 @@ def _record(
         method=method,
         checks=checks,
         missing=missing,
+        figures_sha256=facts.figures_sha256,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from calserve.bench.hashing import measure_hashing, print_hashing
 from calserve.bench.host import measure_host, print_host
 from calserve.bench.peer_ir import peer_ir
 from calserve.bench.report import Samples, histogram_percentile, print_table, write_json
@@ -23,7 +24,7 @@ from calserve.text.tokenizer import Tokenizer
 IDLE_HISTOGRAM = "calserve_job_turnaround_seconds"
 KV_ELEMENT_BYTES = 2  # float16, what packages ask of the board
 PEERS = ("genai", "genai-hints")
-PARTS = ("all", "served", "host")
+PARTS = ("all", "served", "host", "package")
 SERVED = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}
 
 
@@ -31,7 +32,8 @@ SERVED = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}
 class BenchOptions:
     """source: the GGUF the package was made from, for the peer's IR; None leaves the peer out and says so.
 
-    part: "served", "host" (what a step costs the host), or "all". pairs: of executor and loop, at each batch.
+    part: "served", "host" (what a step costs the host), "package" (hashing against sha256sum), or "all". pairs: of
+    executor and loop, at each batch, and of hashing.
     """
 
     model: Path
@@ -50,12 +52,21 @@ def run_bench(options: BenchOptions, progress: Progress, console: Console) -> No
     """Measure and print; the two parts one after the other, each with nothing else loaded."""
     if options.part not in PARTS:
         raise BenchError(f"There is no part {options.part!r}; there are {', '.join(PARTS)}.")
+    hashing = _run_hashing(options, progress, console) if options.part in ("all", "package") else {}
+    if options.part == "package":
+        if options.json_path is not None:
+            write_json(options.json_path, [], {"hashing": hashing})
+        return
     package = open_package(options.model)
+    if options.prompt_tokens + options.new_tokens > package.context:
+        most = package.context - options.prompt_tokens
+        raise BenchError(f"--new-tokens is at most {most} with this package's context, not {options.new_tokens}.")
     tokenizer = Tokenizer.from_file(package.files["tokenizer"])
     samples: list[Samples] = []
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"hashing": hashing} if hashing else {}
     if options.part != "host":
-        samples, facts = _run_served(options, package, tokenizer, progress, console)
+        samples, served = _run_served(options, package, tokenizer, progress, console)
+        facts |= served
     host: dict[str, Any] = {}
     if options.part != "served":
         costs = measure_host(options.model, tokenizer, options.pairs, progress)
@@ -63,6 +74,12 @@ def run_bench(options: BenchOptions, progress: Progress, console: Console) -> No
         host = costs.as_json()
     if options.json_path is not None:
         write_json(options.json_path, samples, facts, host)
+
+
+def _run_hashing(options: BenchOptions, progress: Progress, console: Console) -> dict[str, Any]:
+    samples = measure_hashing(options.model, options.pairs, progress)
+    print_hashing(samples, console)
+    return samples.as_json()
 
 
 def _run_served(

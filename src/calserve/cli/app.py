@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from calserve import __version__
+from calserve.cli.ranges import ranged
 from calserve.cli.refusals import Refusal, told_in_one_sentence
 
 app = typer.Typer(
@@ -25,6 +25,16 @@ prove_app = typer.Typer(
 app.add_typer(prove_app, name="prove")
 
 DEFAULT_CACHE = Path("models/sources")
+
+# Bounds on what a person may ask for. No model's context, no board's lanes and no patience reach beyond.
+TOKENS_MAX = 1 << 20
+LANES_MAX = 64
+STREAMS_MAX = 256
+STEPS_MAX = 100_000
+REPEATS_MAX = 100
+TURNS_MAX = 1_000_000_000
+SEED_MAX = (1 << 63) - 1
+SOAK_HOURS_MAX = 24 * 366
 
 
 def _show_version(wanted: bool) -> None:
@@ -55,37 +65,14 @@ def pull(
         typer.echo(pull_model(name, cache, choose_progress()))
 
 
-@app.command()
-def pack(
-    source: Annotated[Path, typer.Argument(help="A GGUF file.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The package directory to make.")],
-    profiles: Annotated[str, typer.Option(help="Lane counts worth choosing, rising.")] = "1,4,8,16",
-    context: Annotated[int, typer.Option(help="Tokens of one sequence, prompt and output.")] = 2048,
-    weights: Annotated[str, typer.Option(help="int8 or fp16")] = "int8",
-    numerics: Annotated[str, typer.Option(help="fast or exact")] = "fast",
-    alias: Annotated[str, typer.Option(help="Name to serve under; the source's by default.")] = "",
-    force: Annotated[bool, typer.Option(help="Replace an existing package.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
-    """Make a package from a model's source, and say how well it agrees with it."""
-    with told_in_one_sentence():
-        from dataclasses import asdict
-
-        from calserve.package.pack import PackOptions
-        from calserve.package.pack import pack as pack_model
-        from calserve.progress import choose_progress
-
-        options = PackOptions(_lane_counts(profiles), context, weights, numerics, alias, force)
-        report = pack_model(source, out, options, choose_progress())
-        text = f"{report.target}: {report.total_bytes / 1e6:.0f} MB in {report.seconds:.1f} s, {report.hash[:12]}"
-        typer.echo(json.dumps(asdict(report), default=str, indent=1) if as_json else text)
-
-
-def _lane_counts(text: str) -> tuple[int, ...]:
+def _stream_counts(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        counts = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise Refusal(f"--profiles takes lane counts such as 1,4,8,16, not {text!r}.") from None
+        counts = ()
+    if not 1 <= len(counts) <= 16 or not all(1 <= count <= STREAMS_MAX for count in counts):
+        raise Refusal(f"--streams takes up to 16 numbers of 1 to {STREAMS_MAX}, such as 1,4,8,16, not {text[:60]!r}.")
+    return counts
 
 
 @app.command()
@@ -95,7 +82,7 @@ def serve(
         typer.Option(help="A package directory; with --board sim, a name for the simulated model."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[int, ranged(0, 65535, "0 takes a free one.")] = 8000,
     board: Annotated[Optional[str], typer.Option(help="openvino or sim; the package's own by default.")] = None,  # noqa: UP045
     board_profile: Annotated[
         Optional[str],  # noqa: UP045
@@ -107,15 +94,15 @@ def serve(
     ] = None,
     chips: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=2, help="Chips of the board; each serves a copy where a graph may have one chip."),
+        ranged(1, 2, "Chips of the board; each serves a copy where a graph may have one chip."),
     ] = None,
     config: Annotated[Optional[Path], typer.Option(help="A calculet-scheduler/v1 file.")] = None,  # noqa: UP045
     override: Annotated[Optional[list[str]], typer.Option("--set", help="section.key=value")] = None,  # noqa: UP045
     evidence: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="What `calserve prove concurrent-jobs` wrote for this board and package."),
+        typer.Option(help="What `calserve conform` or `calserve prove` wrote for this board and package."),
     ] = None,
-    drain: Annotated[float, typer.Option(min=0, max=3600, help="Seconds open streams get at SIGTERM.")] = 10.0,
+    drain: Annotated[float, ranged(0, 3600, "Seconds open streams get at SIGTERM.")] = 10.0,
     log_json: Annotated[bool, typer.Option(help="Log as JSON.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
 ) -> None:
@@ -149,10 +136,10 @@ def bench(
     model: Annotated[Path, typer.Option(help="A package directory.")],
     source: Annotated[Optional[Path], typer.Option(help="Its GGUF, for the peer's IR.")] = None,  # noqa: UP045
     streams: Annotated[str, typer.Option(help="Numbers of concurrent streams.")] = "1,4,8,16",
-    repeats: Annotated[int, typer.Option(min=1, max=100)] = 5,
-    new_tokens: Annotated[int, typer.Option(min=2)] = 128,
-    part: Annotated[str, typer.Option(help="all, served, or host: what a step costs the host.")] = "all",
-    pairs: Annotated[int, typer.Option(min=1, max=1000, help="Of 200 steps each, executor and direct loop.")] = 8,
+    repeats: Annotated[int, ranged(1, REPEATS_MAX, "Counted rounds.")] = 5,
+    new_tokens: Annotated[int, ranged(2, TOKENS_MAX, "Output of each stream.")] = 128,
+    part: Annotated[str, typer.Option(help="all, served, host (what a step costs it) or package (hashing).")] = "all",
+    pairs: Annotated[int, ranged(1, 1000, "Of executor and loop, 200 steps each; of hashing.")] = 8,
     json_path: Annotated[Optional[Path], typer.Option("--json", help="Also write every sample here.")] = None,  # noqa: UP045
 ) -> None:
     """Served against the raw loop, the bare loop and peers, in one interleaved run; then what a step costs the host."""
@@ -165,7 +152,7 @@ def bench(
         options = BenchOptions(
             model=model,
             source=source,
-            streams=_lane_counts(streams),
+            streams=_stream_counts(streams),
             repeats=repeats,
             new_tokens=new_tokens,
             json_path=json_path,
@@ -191,10 +178,10 @@ def prove_concurrent_jobs(
         Optional[Path],  # noqa: UP045
         typer.Option(help="The record of a clean 24 h soak with two jobs in flight."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each sequence, compared one by one.")] = 1000,
-    steps: Annotated[int, typer.Option(min=2, help="Timed decode steps of each set in each run.")] = 200,
-    repeats: Annotated[int, typer.Option(min=1, max=100)] = 5,
-    rows: Annotated[int, typer.Option(min=0, help="Sequences of a set; 0: half the lanes, or one.")] = 0,
+    tokens: Annotated[int, ranged(2, STEPS_MAX, "Tokens of each sequence, compared one by one.")] = 1000,
+    steps: Annotated[int, ranged(2, STEPS_MAX, "Timed decode steps of each set in each run.")] = 200,
+    repeats: Annotated[int, ranged(1, REPEATS_MAX, "Timed runs.")] = 5,
+    rows: Annotated[int, ranged(0, LANES_MAX, "Sequences of a set; 0: half the lanes, or one.")] = 0,
     trace: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Also write the board's trace of two jobs in flight here, for Perfetto."),
@@ -213,7 +200,7 @@ def bench_worker(
     side: Annotated[str, typer.Argument()],
     model: Annotated[Path, typer.Option()],
     ir: Annotated[Optional[Path], typer.Option()] = None,  # noqa: UP045
-    port: Annotated[int, typer.Option()] = 0,
+    port: Annotated[int, ranged(0, 65535, "Where the server is.")] = 0,
     alias: Annotated[str, typer.Option()] = "",
 ) -> None:
     """One side of a bench, on standard input and output."""
@@ -229,28 +216,37 @@ def bench_worker(
 @app.command()
 def soak(
     context: typer.Context,
-    seed: Annotated[int, typer.Option(help="What the run is drawn from.")] = 1,
-    hours: Annotated[Optional[float], typer.Option(help="Virtual hours; one if neither is given.")] = None,  # noqa: UP045
-    minutes: Annotated[Optional[float], typer.Option(help="Virtual minutes; real ones with --wall.")] = None,  # noqa: UP045
-    seeds: Annotated[int, typer.Option(min=1, max=100_000, help="This many runs, from --seed on.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes, for several seeds.")] = 1,
+    seed: Annotated[int, ranged(0, SEED_MAX, "What the run is drawn from.")] = 1,
+    hours: Annotated[
+        Optional[float],  # noqa: UP045
+        ranged(0, SOAK_HOURS_MAX, "Virtual hours; one if neither is given.", is_above=True),
+    ] = None,
+    minutes: Annotated[
+        Optional[float],  # noqa: UP045
+        ranged(0, 60 * SOAK_HOURS_MAX, "Virtual minutes; real ones with --wall.", is_above=True),
+    ] = None,
+    seeds: Annotated[int, ranged(1, 100_000, "This many runs, from --seed on.")] = 1,
+    jobs: Annotated[int, ranged(1, 256, "Processes, for several seeds.")] = 1,
     record: Annotated[Optional[Path], typer.Option(help="Write this run's record here.")] = None,  # noqa: UP045
     records: Annotated[Path, typer.Option(help="Where failing runs leave theirs.")] = Path("soak-records"),
     replay: Annotated[Optional[Path], typer.Option(help="Run a record again.")] = None,  # noqa: UP045
     report: Annotated[Optional[Path], typer.Option(help="Measure recovery by fault kind; .md or .json.")] = None,  # noqa: UP045
-    check_every: Annotated[int, typer.Option(min=0, help="Turns between full scans of core's invariants.")] = 500,
+    check_every: Annotated[int, ranged(0, TURNS_MAX, "Turns between full scans of core's invariants.")] = 500,
     shrink: Annotated[bool, typer.Option(help="Make a failing run smaller.")] = True,
-    min_requests: Annotated[int, typer.Option(min=0, help="A run with fewer is too weak.")] = 0,
+    min_requests: Annotated[int, ranged(0, TURNS_MAX, "A run with fewer is too weak.")] = 0,
     wall: Annotated[bool, typer.Option("--wall", help="Real time: the real server over HTTP.")] = False,
     out: Annotated[Path, typer.Option(help="--wall: where record, plot and log go.")] = Path("soak-wall"),
     board: Annotated[str, typer.Option(help="--wall: sim or openvino.")] = "sim",
     model: Annotated[Optional[Path], typer.Option(help="--wall: an exact package, for openvino.")] = None,  # noqa: UP045
-    rate: Annotated[Optional[float], typer.Option(help="--wall: requests a second.")] = None,  # noqa: UP045
+    rate: Annotated[
+        Optional[float],  # noqa: UP045
+        ranged(0, 1000, "--wall: requests a second.", is_above=True),
+    ] = None,
     board_profile: Annotated[str, typer.Option(help="Every era on this kind of sim board, by name or file.")] = "",
-    max_in_flight: Annotated[int, typer.Option(min=0, help="With --board-profile: 1 or 2 jobs.")] = 0,
+    max_in_flight: Annotated[Optional[int], ranged(1, 2, "With --board-profile: jobs at once.")] = None,  # noqa: UP045
     bank: Annotated[str, typer.Option(help="With --board-profile: auto or fixed; each in turn by default.")] = "",
     fault_plan: Annotated[Optional[Path], typer.Option(help="--wall: instead of drawn faults.")] = None,  # noqa: UP045
-    chips: Annotated[int, typer.Option(min=0, max=2, help="--wall: chips; 0 for the board's own.")] = 0,
+    chips: Annotated[int, ranged(0, 2, "--wall: chips; 0 for the board's own.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Run the server under faults and judge it: on virtual time, or with --wall on real time."""
@@ -269,7 +265,7 @@ def soak(
             raise typer.Exit(run_recovery_report(report, seed))
         virtual = SoakFlags(
             seed, hours, minutes, seeds, jobs, record, records, check_every, shrink, as_json, min_requests,
-            board_profile, max_in_flight, bank,
+            board_profile, max_in_flight or 0, bank,
         )  # fmt: skip
         raise typer.Exit(run_soak(virtual))
 

@@ -123,13 +123,24 @@ class Golden:
 
 
 @dataclass(frozen=True, slots=True)
+class PackageSection:
+    """A piece of a model's address plan: `byte_count` bytes at `address`, on every chip of `chip_mask`."""
+
+    kind: str  # weights, kv, workspace, code, io or metadata
+    chip_mask: int
+    address: int
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class BoardPackage:
     """A package that passed its gates: what `Board.configure` needs, and nothing executable.
 
     hash: sha256 of `checksums.sha256`; of a model in a combined package, that and the model's name hashed together.
     files: graph and weight files by role, absolute. settings: every numeric hint, explicit. kv: geometry (n_layers,
     n_kv_heads, head_dim, unit_tokens, dtype). chip_mask: bit i set: its graphs run on chip i; with `pinned` on just
-    those chips, else on any as many.
+    those chips, else on any as many. sections: its address plan, empty where the board places everything itself.
+    bundle: of a model in a combined package, the hash of the whole; "" for a model alone.
     """
 
     root: Path
@@ -152,6 +163,8 @@ class BoardPackage:
     golden_tolerance: float = 0.0
     chip_mask: int = 1
     pinned: bool = False
+    sections: tuple[PackageSection, ...] = ()
+    bundle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +188,8 @@ class ChipFacts:
 
 @dataclass(frozen=True, slots=True)
 class BoardFacts:
-    """`proven_by` names the run that proves a C0; a capability not listed is C4. simulated: never hardware's C0."""
+    """`proven_by` names the run that proves a C0; a capability not listed is C4. simulated: never hardware's C0.
+    figures_sha256: over all figures of a board that is what a file says of it; "" where it is the hardware itself."""
 
     name: str
     simulated: bool
@@ -183,6 +197,7 @@ class BoardFacts:
     capabilities: Mapping[str, Evidence]
     versions: Mapping[str, str]
     proven_by: Mapping[str, str] = field(default_factory=dict)
+    figures_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +375,10 @@ class Board(Protocol):
     def configure(
         self, package: BoardPackage, options: LoadOptions, name: str, generation: int
     ) -> tuple[Code, Session | None]:
-        """`CreateCalbin` + `configure`; slow. Code 7 while a current calbin exists on a one-calbin board."""
+        """`CreateCalbin` + `configure`; slow. Code 7 while a current calbin exists on a one-calbin board.
+
+        A combined package is one calbin (seed 004, section 6): a model whose `package.bundle` is the current one becomes
+        a session of it, and nothing is configured again. It stays current until the last of its sessions is closed."""
 
     def reset(self, scope: ResetScope, session: str | None) -> Code:
         """End what runs within the scope's reach; a code other than 0 says that nothing is known to have ended.

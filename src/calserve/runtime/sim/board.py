@@ -24,12 +24,10 @@ from calserve.runtime.contract import (
 )
 from calserve.runtime.errors import CalCode
 from calserve.runtime.lock import BoardBusy, BoardLock
-from calserve.runtime.sim.calbin import Calbin
 from calserve.runtime.sim.clock import Clock
 from calserve.runtime.sim.device import SimDevice
 from calserve.runtime.sim.faults import FaultPlan, FaultPoint
-from calserve.runtime.sim.model import ToyHead
-from calserve.runtime.sim.package import KEY_SETTING
+from calserve.runtime.sim.loading import check_load, make_calbin
 from calserve.runtime.sim.profile import ASSUMED_LANES, SimProfile
 from calserve.runtime.sim.session import SimSession
 
@@ -58,6 +56,7 @@ class SimBoard:
             raise ValueError("an existing device brings its own profile, clock and faults")
         self.device = device if device is not None else SimDevice(profile, clock, faults)
         self.profile = self.device.profile
+        self._figures_sha256 = self.profile.sha256()
         self._lock = BoardLock.acquire(lock_name) if lock_name is not None else None
         self._is_open = self.device.open(self)
         if not self._is_open:
@@ -76,6 +75,7 @@ class SimBoard:
             capabilities=profile.capabilities,
             versions=MappingProxyType({**profile.versions, "profile": profile.name}),
             proven_by=MappingProxyType(dict.fromkeys(proven, PROOF)),
+            figures_sha256=self._figures_sha256,
         )
 
     def health(self) -> Health:
@@ -117,18 +117,20 @@ class SimBoard:
         self, package: BoardPackage, options: LoadOptions, name: str, generation: int
     ) -> tuple[Code, Session | None]:
         """Codes: 19 not a package for this board, 5 options it cannot have, 27 beyond what is proven, 7, 2, 1, 18."""
-        code = self._check(package, options)
+        code = check_load(self.profile, package, options)
         if code != CalCode.SUCCESS:
             return code, None
         if fault := self.device.plan.visit(FaultPoint.CONFIGURE_FAILS):
             return fault.value or CalCode.INVALID_CONFIG, None
-        calbin = self._calbin(package, options, name, generation)
+        calbin = make_calbin(self.profile, package, options, name, generation)
         if 0 < options.dram_quota < sum(calbin.memory.values()):
             return CalCode.MEMORY_ALLOCATION, None
+        is_loaded = self.device.is_loaded(calbin)
         code = self.device.configure(calbin)
         if code != CalCode.SUCCESS:
             return code, None
-        self.device.clock.spend(self.profile.timing.configure_ns)
+        if not is_loaded:  # a combined package is configured once, with all its models
+            self.device.clock.spend(self.profile.timing.configure_ns)
         return code, SimSession(self.device, calbin)
 
     def reset(self, scope: ResetScope, session: str | None) -> Code:
@@ -144,48 +146,3 @@ class SimBoard:
             self.device.host_ended()
             if self._lock is not None:
                 self._lock.release()
-
-    def _check(self, package: BoardPackage, options: LoadOptions) -> Code:
-        profile = self.profile
-        batches = [graph.profile.batch for graph in package.graphs]
-        if package.board != "sim" or KEY_SETTING not in package.settings or not batches:
-            return CalCode.INVALID_CALBIN
-        if set(batches) - set(profile.timing.decode_ns) or package.context > profile.context:
-            return CalCode.INVALID_CALBIN
-        chips = options.chips
-        is_chips_right = len(set(chips)) == len(chips) in profile.session_chips and set(chips) <= set(
-            range(profile.chips)
-        )
-        is_lanes_right = 0 <= options.lanes <= package.max_lanes
-        is_kv_right = options.kv_tokens == 0 or options.kv_tokens >= package.context
-        is_numerics_right = options.numerics in ("", package.numerics)
-        if not (is_chips_right and is_lanes_right and is_kv_right and is_numerics_right):
-            return CalCode.INVALID_CONFIG
-        # C1 will do: a proof must be able to use the interface that it is to prove. Who may ask is the server's rule.
-        has_banks = profile.capabilities["concurrent_jobs"] in (Evidence.C0, Evidence.C1)
-        if not 1 <= options.max_in_flight <= (profile.max_in_flight if has_banks else 1):
-            return CalCode.NOT_SUPPORTED
-        return CalCode.SUCCESS
-
-    def _calbin(self, package: BoardPackage, options: LoadOptions, name: str, generation: int) -> Calbin:
-        lanes = options.lanes or package.max_lanes
-        if options.kv_tokens:
-            lanes = min(lanes, options.kv_tokens // package.context)
-        io_bytes = (sum(t.byte_size for t in (*g.inputs.values(), *g.outputs.values())) for g in package.graphs)
-        memory = {
-            "weights": package.weight_bytes,
-            "kv": lanes * package.context * self.profile.kv_bytes_per_token,
-            "workspace": self.profile.workspace_bytes * len(options.chips),
-            "io": 2 * max(io_bytes),
-        }
-        return Calbin(
-            name=name,
-            generation=generation,
-            package=package,
-            chips=tuple(sorted(options.chips)),
-            lanes=lanes,
-            max_in_flight=options.max_in_flight,
-            key=int(package.settings[KEY_SETTING], 16),
-            head=ToyHead(package.vocab_size),
-            memory=MappingProxyType(memory),
-        )

@@ -22,6 +22,9 @@ class Calbin:
     """jobs: submitted, completion not delivered, by ticket number. stray: completions nobody waits for.
 
     host: which of the device's hosts configured it; a completion never reaches another process.
+    reserved: bytes by chip. memory: bytes over all of them, by use.
+
+    One model's share of what is loaded: two models of a combined package are two of these and one current calbin.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Calbin:
     key: int
     head: ToyHead
     memory: Mapping[str, int]
+    reserved: Mapping[int, int]
     is_alive: bool = True
     host: int = 0
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -43,8 +47,9 @@ class Calbin:
         return sum(not job.is_retired for job in self.jobs.values())
 
     @property
-    def bytes_per_chip(self) -> int:
-        return -(-sum(self.memory.values()) // len(self.chips))
+    def loaded(self) -> object:
+        """What is current on the device: the combined package this is part of, or this alone."""
+        return self.package.bundle or self
 
 
 @dataclass(frozen=True, slots=True)

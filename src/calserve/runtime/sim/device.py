@@ -89,16 +89,20 @@ class SimDevice:
             thread.join()
 
     def configure(self, calbin: Calbin) -> Code:
-        """Make `calbin` current. Codes: 18 lost, 7 a current calbin is in the way, 2 its name is taken, 1 no DRAM."""
+        """Make `calbin` current, or part of the current one that it was combined with.
+
+        Codes: 18 lost, 7 a current calbin is in the way, 2 its name is taken, 1 no DRAM.
+        """
         with self.lock:
             if self.engine.is_lost:
                 return CalCode.DEVICE_UNAVAILABLE
-            is_full = len(self.calbins) >= self.profile.calbins_per_board
+            loaded = {other.loaded for other in self.calbins}
+            is_full = len(loaded | {calbin.loaded}) > self.profile.calbins_per_board
             if is_full or any(set(other.chips) & set(calbin.chips) for other in self.calbins):
                 return CalCode.ALREADY_CONFIGURED
             if any(other.name == calbin.name for other in self.calbins):
                 return CalCode.ALREADY_REGISTERED
-            if calbin.bytes_per_chip > self.profile.dram_bytes:
+            if max(calbin.reserved.values()) > self.profile.dram_bytes:
                 return CalCode.MEMORY_ALLOCATION
             calbin.host = self._host
             self.calbins.append(calbin)
@@ -194,7 +198,12 @@ class SimDevice:
 
     def memory_used(self, chip: int) -> int:
         """Bytes reserved on a chip."""
-        return sum(calbin.bytes_per_chip for calbin in self.calbins if chip in calbin.chips)
+        return sum(calbin.reserved.get(chip, 0) for calbin in self.calbins)
+
+    def is_loaded(self, calbin: Calbin) -> bool:
+        """Whether what `calbin` is part of is current already."""
+        with self.lock:
+            return any(other.loaded == calbin.loaded for other in self.calbins)
 
     def _deliver(self, calbin: Calbin, job: Job) -> tuple[Code, JobStatus | None]:
         del calbin.jobs[job.ticket.number]

@@ -182,7 +182,7 @@ class JobEngine:
         if self.plan.visit(FaultPoint.OUTPUT_SHORT):
             axis = 0 if tile > 1 and shape[0] > 1 else len(shape) - 1
             shape = tuple(n // 2 if at == axis else n for at, n in enumerate(shape))
-        is_half = self.profile.logits_dtype == "bfloat16"
+        is_half = job.graph.outputs["logits"].dtype == "bfloat16"
         job.buffers.dma_write("logits", to_bfloat16_bits(laid) if is_half else laid, shape)
 
     def _write_kv(self, job: Job) -> None:

@@ -7,9 +7,13 @@ requests. A profile is frozen; a variant is made with `dataclasses.replace`. A f
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 from calserve.runtime.contract import CAPABILITIES, Evidence, InactiveLanePolicy
 
@@ -122,3 +126,20 @@ class SimProfile:
 
     def proves(self, capability: str) -> bool:
         return self.capabilities.get(capability) is Evidence.C0
+
+    def sha256(self) -> str:
+        """Of every figure, in one canonical form: equal for two profiles that are the same board, however their files
+        are written. Where a figure comes from (`sources`) is words about it and changes nothing."""
+        figures = {name: value for name, value in _canonical(self).items() if name != "sources"}
+        return hashlib.sha256(json.dumps(figures, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """As JSON has it. By field, so that a figure that is added one day cannot be forgotten here."""
+    if isinstance(value, Enum):
+        return value.name
+    if is_dataclass(value):
+        return {each.name: _canonical(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(each) for key, each in value.items()}
+    return [_canonical(each) for each in value] if isinstance(value, tuple) else value

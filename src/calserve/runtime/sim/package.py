@@ -29,6 +29,7 @@ from calserve.runtime.sim.profile import ASSUMED_LANES, SimProfile
 
 CSR_NAMES = ("current_sequence_length", "total_sequence_length")
 KEY_SETTING = "model_key"
+PROFILE_SETTING = "board_profile"  # the one a package on disk was compiled for; for people, and the command line
 GOLDEN_PROMPT_LENGTHS = (1, 16, 33)
 GOLDEN_TOKENS = 16
 
