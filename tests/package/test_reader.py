@@ -1,4 +1,4 @@
-"""A good package opens; each rule refuses the package that breaks it, and only with its own name."""
+"""A good package opens; each rule refuses the package that breaks it, and only with its own id."""
 
 from __future__ import annotations
 
@@ -105,26 +105,26 @@ def _append(line: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (_alter, "file_altered"),
-        (_shorten, "file_altered"),
-        (lambda root: (root / "memory.json").unlink(), "file_missing"),
-        (lambda root: (root / "extra.bin").write_bytes(b"x"), "file_surplus"),
-        (lambda root: (root / "graphs/.hidden").write_bytes(b"x"), "file_surplus"),
-        (_link_inside, "file_kind"),
-        (_link_directory, "file_kind"),
-        (_pipe, "file_kind"),
-        (_without_list, "checksums_missing"),
-        (_linked_list, "checksums_missing"),
-        (_append("0" * 64 + "  ../outside\n"), "file_outside"),
-        (_append("0" * 64 + "  /etc/passwd\n"), "file_outside"),
-        (_append("0" * 64 + "  graphs\\step.xml\n"), "file_outside"),
-        (_append("0" * 64 + "  graphs//step.xml\n"), "file_outside"),
-        (_append("0" * 64 + "  memory.json\n"), "file_repeated"),
-        (_append("0" * 63 + "  memory.json\n"), "checksums_form"),
-        (_append("not a line\n"), "checksums_form"),
-        (_append("\n"), "checksums_form"),
-        (lambda root: (root / "checksums.sha256").write_bytes(b"\xff\xfe"), "checksums_form"),
-        (lambda root: (root / "checksums.sha256").write_bytes(b" " * (1 << 20) + b" "), "checksums_size"),
+        (_alter, "A12"),
+        (_shorten, "A12"),
+        (lambda root: (root / "memory.json").unlink(), "A10"),
+        (lambda root: (root / "extra.bin").write_bytes(b"x"), "A11"),
+        (lambda root: (root / "graphs/.hidden").write_bytes(b"x"), "A11"),
+        (_link_inside, "A08"),
+        (_link_directory, "A08"),
+        (_pipe, "A08"),
+        (_without_list, "A03"),
+        (_linked_list, "A03"),
+        (_append("0" * 64 + "  ../outside\n"), "A06"),
+        (_append("0" * 64 + "  /etc/passwd\n"), "A06"),
+        (_append("0" * 64 + "  graphs\\step.xml\n"), "A06"),
+        (_append("0" * 64 + "  graphs//step.xml\n"), "A06"),
+        (_append("0" * 64 + "  memory.json\n"), "A07"),
+        (_append("0" * 63 + "  memory.json\n"), "A05"),
+        (_append("not a line\n"), "A05"),
+        (_append("\n"), "A05"),
+        (lambda root: (root / "checksums.sha256").write_bytes(b"\xff\xfe"), "A05"),
+        (lambda root: (root / "checksums.sha256").write_bytes(b" " * (1 << 20) + b" "), "A04"),
     ],
 )
 def test_open_package_files_off_the_list_refused(tmp_path: Path, change: Callable[[Path], None], rule: str) -> None:
@@ -136,11 +136,11 @@ def test_open_package_files_off_the_list_refused(tmp_path: Path, change: Callabl
 def test_open_package_too_many_files_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_package(tmp_path / "p")
     monkeypatch.setattr("calserve.package.checksums.MAX_FILES", 5)
-    assert refused(root) == "file_count"
+    assert refused(root) == "A09"
 
 
 def test_open_package_not_a_directory_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path / "nothing") == "not_a_directory"
+    assert refused(tmp_path / "nothing") == "A01"
 
 
 # Breaking the manifest, with checksums that hold.
@@ -179,43 +179,43 @@ def _twice(*path: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (_set("surprise", to=1), "manifest_schema"),
-        (_set("models", 0, "kv", "surprise", to=1), "manifest_schema"),
-        (_set("models", 0, "graphs", 0, "surprise", to=1), "manifest_schema"),
-        (_set("models", 0, "graphs", 0, "inputs", 0, "surprise", to=1), "manifest_schema"),
-        (_delete("models", 0, "context"), "manifest_schema"),
-        (_delete("models", 0, "settings"), "manifest_schema"),
-        (_delete("models", 0, "graphs", 0, "scratch_units"), "manifest_schema"),
-        (_set("schema", to="calserve-package/v2"), "manifest_schema"),
-        (_set("models", 0, "context", to="64"), "manifest_schema"),
-        (_set("models", 0, "context", to=64.5), "manifest_schema"),
-        (_set("models", 0, "context", to=0), "manifest_schema"),
-        (_set("models", 0, "vocab_size", to=2**70), "manifest_schema"),
-        (_set("models", 0, "name", to="../x"), "manifest_schema"),
-        (_set("models", 0, "name", to="a\nb"), "manifest_schema"),
-        (_set("models", 0, "numerics", to="sloppy"), "manifest_schema"),
-        (_set("models", 0, "graphs", to=[]), "manifest_schema"),
-        (_set("models", 0, "graphs", 0, "tasks", to=["train"]), "manifest_schema"),
-        (_set("models", 0, "graphs", 0, "inputs", 0, "shape", to=[-1]), "manifest_schema"),
-        (_set("models", 0, "graphs", 0, "inputs", 0, "dtype", to="object"), "manifest_schema"),
-        (_set("models", 0, "settings", to={"A": 1}), "manifest_schema"),
-        (_delete("models", 0, "files", "tokenizer"), "role_missing"),
-        (_delete("models", 0, "files", "weights:step"), "role_missing"),
-        (_set("models", 0, "files", "weights:other", to="memory.json"), "role_unknown"),
-        (_set("models", 0, "files", "tokenizer", to="../tokenizer.json"), "file_outside"),
-        (_set("models", 0, "files", "tokenizer", to="/etc/passwd"), "file_outside"),
-        (_set("models", 0, "files", "tokenizer", to="other.json"), "file_missing"),
-        (_set("models", 0, "context", to=129), "context_too_long"),
-        (_set("models", 0, "profiles", to=[4, 1]), "profiles_order"),
-        (_set("models", 0, "profiles", to=[1, 1, 4]), "profiles_order"),
-        (_set("models", 0, "profiles", to=[1, 2]), "profiles_order"),
-        (_twice("models", 0, "graphs"), "name_repeated"),
-        (_twice("models", 0, "graphs", 0, "inputs"), "name_repeated"),
-        (_set("models", 0, "graphs", 0, "tasks", to=["decode", "decode"]), "name_repeated"),
-        (_set("models", 0, "graphs", 0, "inactive_lane_policy", to=None), "inactive_lane_policy"),
-        (_set("models", 0, "graphs", 0, "max_tokens", to=63), "graph_context"),
-        (_set("models", 0, "vocab_size", to=7), "token_range"),
-        (_set("models", 0, "eos_token_ids", to=[100]), "token_range"),
+        (_set("surprise", to=1), "B03"),
+        (_set("models", 0, "kv", "surprise", to=1), "B03"),
+        (_set("models", 0, "graphs", 0, "surprise", to=1), "B03"),
+        (_set("models", 0, "graphs", 0, "inputs", 0, "surprise", to=1), "B03"),
+        (_delete("models", 0, "context"), "B03"),
+        (_delete("models", 0, "settings"), "B03"),
+        (_delete("models", 0, "graphs", 0, "scratch_units"), "B03"),
+        (_set("schema", to="calserve-package/v2"), "B03"),
+        (_set("models", 0, "context", to="64"), "B03"),
+        (_set("models", 0, "context", to=64.5), "B03"),
+        (_set("models", 0, "context", to=0), "B03"),
+        (_set("models", 0, "vocab_size", to=2**70), "B03"),
+        (_set("models", 0, "name", to="../x"), "B03"),
+        (_set("models", 0, "name", to="a\nb"), "B03"),
+        (_set("models", 0, "numerics", to="sloppy"), "B03"),
+        (_set("models", 0, "graphs", to=[]), "B03"),
+        (_set("models", 0, "graphs", 0, "tasks", to=["train"]), "B03"),
+        (_set("models", 0, "graphs", 0, "inputs", 0, "shape", to=[-1]), "B03"),
+        (_set("models", 0, "graphs", 0, "inputs", 0, "dtype", to="object"), "B03"),
+        (_set("models", 0, "settings", to={"A": 1}), "B03"),
+        (_delete("models", 0, "files", "tokenizer"), "B06"),
+        (_delete("models", 0, "files", "weights:step"), "B06"),
+        (_set("models", 0, "files", "weights:other", to="memory.json"), "B07"),
+        (_set("models", 0, "files", "tokenizer", to="../tokenizer.json"), "B08"),
+        (_set("models", 0, "files", "tokenizer", to="/etc/passwd"), "B08"),
+        (_set("models", 0, "files", "tokenizer", to="other.json"), "B09"),
+        (_set("models", 0, "context", to=129), "C10"),
+        (_set("models", 0, "profiles", to=[4, 1]), "B18"),
+        (_set("models", 0, "profiles", to=[1, 1, 4]), "B18"),
+        (_set("models", 0, "profiles", to=[1, 2]), "B18"),
+        (_twice("models", 0, "graphs"), "B14"),
+        (_twice("models", 0, "graphs", 0, "inputs"), "B15"),
+        (_set("models", 0, "graphs", 0, "tasks", to=["decode", "decode"]), "B16"),
+        (_set("models", 0, "graphs", 0, "inactive_lane_policy", to=None), "C07"),
+        (_set("models", 0, "graphs", 0, "max_tokens", to=63), "C09"),
+        (_set("models", 0, "vocab_size", to=7), "E05"),
+        (_set("models", 0, "eos_token_ids", to=[100]), "E06"),
     ],
 )
 def test_open_package_bad_manifest_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None], rule: str) -> None:
@@ -240,7 +240,7 @@ def test_open_package_bad_manifest_refused(tmp_path: Path, change: Callable[[dic
     ],
 )
 def test_open_package_hostile_yaml_refused(tmp_path: Path, text: str) -> None:
-    assert refused(write_package(tmp_path / "p", text or "\n")) == "manifest_schema"
+    assert refused(write_package(tmp_path / "p", text or "\n")) == "B03"
 
 
 def test_open_package_repeated_manifest_key_names_it(tmp_path: Path) -> None:
@@ -267,19 +267,19 @@ def test_open_package_without_manifest_refused(tmp_path: Path) -> None:
     root = write_package(tmp_path / "p")
     (root / "manifest.yaml").unlink()
     list_files(root)
-    assert refused(root) == "manifest_missing"
+    assert refused(root) == "B01"
 
 
 @pytest.mark.parametrize(
     ("files", "rule"),
     [
-        ({"goldens": "{"}, "json_schema"),
-        ({"goldens": "[" * 100_000}, "json_schema"),
-        ({"goldens": {**GOLDENS, "more": 1}}, "json_schema"),
-        ({"goldens": {**GOLDENS, "goldens": []}}, "json_schema"),
-        ({"goldens": {**GOLDENS, "tolerance": -1.0}}, "json_schema"),
-        ({"memory": {"weight_bytes": 1}}, "json_schema"),
-        ({"compatibility": {**COMPATIBILITY, "target": "sim"}}, "target_differs"),
+        ({"goldens": "{"}, "B04"),
+        ({"goldens": "[" * 100_000}, "B04"),
+        ({"goldens": {**GOLDENS, "more": 1}}, "B04"),
+        ({"goldens": {**GOLDENS, "goldens": []}}, "B04"),
+        ({"goldens": {**GOLDENS, "tolerance": -1.0}}, "B04"),
+        ({"memory": {"weight_bytes": 1}}, "B04"),
+        ({"compatibility": {**COMPATIBILITY, "target": "sim"}}, "F01"),
         (
             {
                 "goldens": {
@@ -287,13 +287,13 @@ def test_open_package_without_manifest_refused(tmp_path: Path) -> None:
                     "goldens": [{"text": "", "prompt_ids": [1], "output_ids": [1, 2], "margins": [1]}],
                 }
             },
-            "golden_form",
+            "E09",
         ),
         (
             {"goldens": {**GOLDENS, "goldens": [{"text": "", "prompt_ids": [100], "output_ids": [1], "margins": [1]}]}},
-            "token_range",
+            "E10",
         ),
-        ({"goldens": " " * ((4 << 20) + 1)}, "file_size"),
+        ({"goldens": " " * ((4 << 20) + 1)}, "B02"),
     ],
 )
 def test_open_package_bad_json_refused(tmp_path: Path, files: dict[str, Any], rule: str) -> None:

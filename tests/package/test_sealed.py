@@ -101,7 +101,7 @@ def test_seal_a_link_put_there_after_the_listing_is_refused(
     monkeypatch.setattr(sealed, "list_files", list_then_swap)
     with pytest.raises(PackageError) as caught:
         seal(root)
-    assert caught.value.fault.rule == "file_kind"
+    assert caught.value.fault.rule == "A08"
 
 
 def test_seal_a_pipe_put_there_after_the_listing_does_not_hold_it(
@@ -114,7 +114,7 @@ def test_seal_a_pipe_put_there_after_the_listing_does_not_hold_it(
     monkeypatch.setattr(sealed, "list_files", lambda _: names)
     with pytest.raises(PackageError) as caught:
         seal(root)
-    assert caught.value.fault.rule == "file_kind"
+    assert caught.value.fault.rule == "A08"
 
 
 def test_seal_a_file_that_claims_more_than_memory_is_refused_unread(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_seal_a_file_that_claims_more_than_memory_is_refused_unread(tmp_path: Pa
         file.truncate(1 << 43)  # 8 TiB, and not a block of it on the disk
     with pytest.raises(PackageError) as caught:
         seal(root)
-    assert caught.value.fault.rule == "package_size"
+    assert caught.value.fault.rule == "size"
 
 
 def test_seal_without_sealed_memory_copies_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +134,12 @@ def test_seal_without_sealed_memory_copies_privately(tmp_path: Path, monkeypatch
     assert not (shown.view / "memory.json").is_symlink()
     assert b"toy" in (shown.view / "memory.json").read_bytes()
     assert shown.view.parent.stat().st_mode & 0o077 == 0
+
+
+def test_seal_clears_what_a_killed_process_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed.tempfile, "tempdir", str(tmp_path))
+    gone, ours = tmp_path / "calserve-sealed-999999999-x", tmp_path / f"calserve-sealed-{os.getpid()}-x"
+    for folder in (gone, ours):
+        (folder / "package").mkdir(parents=True)
+    seal(write_package(tmp_path / "p"))
+    assert (gone.exists(), ours.exists()) == (False, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from calserve.package.pack.convert import compress_int8, convert_f16
+from calserve.package.pack.convert import COMPRESSION, compress, convert_gguf
 from calserve.package.pack.gguf_source import open_gguf, write_f16
 from calserve.progress import Progress
 from calserve.runtime.contract import BoardPackage
@@ -25,19 +25,19 @@ def peer_ir(package: BoardPackage, source: Path, cache: Path, progress: Progress
         f16 = made / "f16.gguf"
         write_f16(open_gguf(source), f16, progress)
         with progress.step("converting for the peer"):
-            graph = convert_f16(f16)
+            graph = convert_gguf(f16)
             f16.unlink()
-            if package.weights == "int8":
-                _compress_in_place(graph)
+            if package.weights in COMPRESSION:
+                _compress_in_place(graph, package.weights)
         made.rename(target)
     return target
 
 
-def _compress_in_place(graph: Path) -> None:
+def _compress_in_place(graph: Path, weights: str) -> None:
     import openvino as ov
 
-    model = compress_int8(ov.Core().read_model(graph))
-    packed = graph.with_name("int8.xml")
+    model = compress(ov.Core().read_model(graph), weights)
+    packed = graph.with_name("compressed.xml")
     ov.save_model(model, packed, compress_to_fp16=False)
     del model
     packed.rename(graph)

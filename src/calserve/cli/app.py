@@ -102,6 +102,13 @@ def serve(
         Optional[Path],  # noqa: UP045
         typer.Option(help="What `calserve conform` or `calserve prove` wrote for this board and package."),
     ] = None,
+    require_signature: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(
+            envvar="CALSERVE_REQUIRE_SIGNATURE",
+            help="A public key; a package that none of those given has signed is not read.",
+        ),
+    ] = None,
     drain: Annotated[float, ranged(0, 3600, "Seconds open streams get at SIGTERM.")] = 10.0,
     log_json: Annotated[bool, typer.Option(help="Log as JSON.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
@@ -119,7 +126,7 @@ def serve(
         from calserve.observe.logs import setup_logs
 
         setup_logs(log_json, log_level)
-        flags = BoardFlags(board, model, board_profile, fault_plan, chips)
+        flags = BoardFlags(board, model, board_profile, fault_plan, chips, tuple(require_signature or ()))
         options = ServeOptions(flags, host, port, config, _overrides(override or []), drain, evidence)
         raise typer.Exit(run_serve(options))
 
@@ -307,6 +314,14 @@ def _refuse_idle_flags(context: typer.Context, *, wall: bool, is_replay: bool, i
         raise Refusal(f"--{given[0].replace('_', '-')} {why}.")
 
 
-def main() -> None:
-    """Entry point of the `calserve` command."""
-    app()
+# At the end, because each of them takes `app` from here.
+from calserve.cli import (  # noqa: E402
+    capabilities,  # noqa: F401  (registers its command)
+    combine,  # noqa: F401  (registers its command)
+    conform,  # noqa: F401  (registers its command)
+    pack,  # noqa: F401  (registers its command)
+    plan,  # noqa: F401  (registers its command)
+    run,  # noqa: F401  (registers its command)
+    sign,  # noqa: F401  (registers its commands)
+    validate,  # noqa: F401  (registers its command)
+)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calserve.cli.refusals import Refusal
 from calserve.observe.board import BoardReading, DeviceReading
-from calserve.package.reader import open_package
+from calserve.package.address import chips_of
+from calserve.package.manifest import MANIFEST
+from calserve.package.reader import one_model, open_sealed
 from calserve.runtime.contract import Board, BoardPackage, LoadOptions, Telemetry
+
+if TYPE_CHECKING:
+    from calserve.runtime.sim.figures import SimProfile
 
 BOARDS = ("openvino", "sim")
 DEFAULT_SIM_PROFILE = "assumed-lanes"
@@ -24,8 +31,9 @@ SIM_LOCK = "sim"
 class BoardFlags:
     """What the flags said of board and package. None: not said.
 
-    board: the package's own when None. model: a package directory; with the simulated board, the simulated model's
-    name. profile, fault_plan: of the simulated board only.
+    board: the package's own when None. model: a package directory; with the simulated board also the name of a model
+    that is made up for it. profile, fault_plan: of the simulated board only. keys: public keys one of
+    which must have signed the package; empty: no signature is asked for.
     """
 
     board: str | None = None
@@ -33,6 +41,7 @@ class BoardFlags:
     profile: str | None = None
     fault_plan: Path | None = None
     chips: int | None = None
+    keys: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +76,36 @@ def chosen_board(flags: BoardFlags) -> Iterator[Chosen]:
     """
     if flags.board is not None and flags.board not in BOARDS:
         raise Refusal(f"There is no board {flags.board!r} to serve on; there are {' and '.join(BOARDS)}.")
-    if flags.board == "sim":
+    if flags.board == "sim" and not is_package(flags.model):
+        if flags.keys:
+            raise Refusal("--require-signature is for a package directory, and --model names none.")
         with tempfile.TemporaryDirectory(prefix="calserve-sim-") as root:
             yield _simulated(flags, Path(root))
         return
-    for flag, value in (("--board-profile", flags.profile), ("--fault-plan", flags.fault_plan)):
-        if value is not None:
-            raise Refusal(f"{flag} is for the simulated board; use it with --board sim.")
     if flags.model is None:
+        _refuse_sim_flags(flags)
         raise Refusal("--model needs a package directory.")
-    package = open_package(Path(flags.model))
+    package = one_model(open_sealed(Path(flags.model), flags.keys))
     if flags.board is not None and flags.board != package.board:
         raise Refusal(f"{flags.model} is a package for board {package.board}, not {flags.board}.")
+    if package.board == "sim":
+        yield _simulated_package(flags, package)
+        return
+    _refuse_sim_flags(flags)
     chips = flags.chips or 1
     sessions: dict[str, tuple[int, ...]] = {f"chip{chip}": (chip,) for chip in range(chips)}
     yield Chosen(package, sessions, lambda: open_board(package.board, chips), f"board {package.board}")
+
+
+def is_package(model: str | None) -> bool:
+    """Whether `--model` names a package directory; with the simulated board it may be a model's name."""
+    return model is not None and (Path(model) / MANIFEST).is_file()
+
+
+def _refuse_sim_flags(flags: BoardFlags) -> None:
+    for flag, value in (("--board-profile", flags.profile), ("--fault-plan", flags.fault_plan)):
+        if value is not None:
+            raise Refusal(f"{flag} is for the simulated board; use it with --board sim.")
 
 
 def open_board(name: str, chips: int = 1, *, is_shared: bool = False) -> Board:
@@ -119,6 +143,60 @@ def _simulated(flags: BoardFlags, root: Path) -> Chosen:
         lambda: SimBoard(profile, clock=WallClock(), faults=plan, lock_name=SIM_LOCK),
         f"board sim (simulated, profile {profile.name})",
     )
+
+
+def _simulated_package(flags: BoardFlags, package: BoardPackage) -> Chosen:
+    """A package on disk that was compiled for a simulated board."""
+    from calserve.runtime.sim import SimBoard, WallClock
+    from calserve.runtime.sim.faults import load_fault_plan
+
+    profile = package_profile(package, flags.profile)
+    plan = load_fault_plan(flags.fault_plan) if flags.fault_plan is not None else None
+    spans = package.chip_mask.bit_count()
+    if spans not in profile.session_chips:
+        raise Refusal(
+            f"{package.root} is compiled for {spans} chips; a graph on board profile {profile.name} spans "
+            f"{' or '.join(map(str, profile.session_chips))}."
+        )
+    sessions = sim_sessions(profile.name, profile.chips, (spans,), flags.chips)
+    if package.pinned:
+        sessions = {next(iter(sessions)): chips_of(package.chip_mask)}
+    if len(sessions) > profile.calbins_per_board:
+        raise Refusal(
+            f"--chips {flags.chips} needs {len(sessions)} packages at once on the board; "
+            f"board profile {profile.name} holds {profile.calbins_per_board}."
+        )
+    return Chosen(
+        package,
+        sessions,
+        lambda: SimBoard(profile, clock=WallClock(), faults=plan, lock_name=SIM_LOCK),
+        f"board sim (simulated, profile {profile.name})",
+    )
+
+
+def package_profile(package: BoardPackage, asked: str | None) -> SimProfile:
+    """The board profile that was asked for, else the one the package was compiled for. Raises ProfileError."""
+    from calserve.runtime.sim.package import PROFILE_SETTING
+    from calserve.runtime.sim.profile import load_profile
+
+    return load_profile(asked or package.settings.get(PROFILE_SETTING, DEFAULT_SIM_PROFILE))
+
+
+def open_runner_board(models: Sequence[BoardPackage], profile: str | None) -> tuple[Board, Callable[[], int]]:
+    """The board that all these models of one package are for, with as many chips as they name, and its clock in ns.
+
+    A simulated board is on virtual time.
+    """
+    first = models[0]
+    if first.board == "sim":
+        from calserve.runtime.sim import SimBoard, VirtualClock
+
+        clock = VirtualClock()
+        return SimBoard(package_profile(first, profile), clock=clock), clock.now_ns
+    if profile is not None:
+        raise Refusal(f"--board-profile is for the simulated board; {first.root} is for board {first.board}.")
+    chips = max(model.chip_mask.bit_length() for model in models)
+    return open_board(first.board, chips), time.monotonic_ns
 
 
 def sim_sessions(name: str, on_board: int, spans: tuple[int, ...], asked: int | None) -> dict[str, tuple[int, ...]]:

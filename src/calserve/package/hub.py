@@ -17,8 +17,8 @@ from calserve.progress import Progress
 HUB_PREFIX = "hf:"
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"hf:({_PART}/{_PART})(?:/([A-Za-z0-9][A-Za-z0-9._/-]*\.gguf))?")
-# Weights as data; never pickles, never code.
-DIRECTORY_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*"]
+# Weights as data, and a graph; never pickles, never code.
+DIRECTORY_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "openvino_model.*"]
 
 
 def pull_hub(name: str, cache_dir: Path, progress: Progress) -> Path:

@@ -94,8 +94,8 @@ class GraphEntry(Record, frozen=True):
 
 
 class KvEntry(Record, frozen=True):
-    """KV geometry: `n_layers` pairs of key and value caches, units of `unit_tokens` tokens (a lane's whole length on a
-    lane board, a block on a paged one). dtype: of an element."""
+    """KV geometry. n_layers: pairs of key and value caches. n_kv_heads, head_dim: of each. unit_tokens: tokens in a
+    unit (a lane's whole length on a lane board, a block on a paged one). dtype: of an element."""
 
     n_layers: Count
     n_kv_heads: Count
@@ -112,9 +112,10 @@ class ModelEntry(Record, frozen=True):
     vocab_size: width of the logits. context: longest sequence served. trained_context: longest it was trained for.
     lanes: KV lanes. profiles: compiled batches worth choosing, rising, ending with `lanes`. numerics: see README.
     weights: format of the weights; "none" only on the simulated target. weight_bytes: what they take on the board.
-    eos_token_ids: tokens that end a text. settings: every numeric hint the board compiles with. tokenizer_sha256,
-    chat_template_sha256: of those files, so that an alias cannot be given another model's. graphs: every graph.
-    files: role -> path inside the package; roles are `tokenizer`, `chat_template`, `goldens` and the graphs' files.
+    eos_token_ids: tokens that end a text. settings: every numeric hint the board compiles with. kv: geometry.
+    tokenizer_sha256, chat_template_sha256: of those files, so that an alias cannot be given another model's. graphs:
+    every graph. files: role -> path inside the package; roles are `tokenizer`, `chat_template`, `goldens` and the
+    graphs' files.
     """
 
     name: Name
@@ -199,9 +200,9 @@ class ChipReserve(Record, frozen=True):
 
 
 class ModelMemory(Record, frozen=True):
-    """Bytes of one model over all its chips. weight_bytes: as in the manifest. kv_unit_bytes: one unit, all layers,
-    keys and values. kv_units: of the default pool. kv_bytes: their product. io_bytes: inputs and outputs of one job at
-    their largest. workspace_bytes: the highest peak of its graphs; null where only the board knows it."""
+    """Bytes of one model over all its chips. model: whose. weight_bytes: as in the manifest. kv_unit_bytes: one unit,
+    all layers, keys and values. kv_units: of the default pool. kv_bytes: their product. io_bytes: inputs and outputs of
+    one job at their largest. workspace_bytes: the highest peak of its graphs; null where only the board knows it."""
 
     model: Name
     weight_bytes: Count

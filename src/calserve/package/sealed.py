@@ -30,6 +30,7 @@ from calserve.package.manifest import SIGNATURE
 _CHUNK = 1 << 20
 _THREADS = 4  # hashing and copying let the interpreter go
 VIEW = "package"
+_PREFIX = "calserve-sealed-"
 _RESERVE_BYTES = 256 << 20  # of free memory that a copy must leave
 
 Told = Callable[[int], None]  # bytes done
@@ -61,7 +62,8 @@ def seal(root: Path, told: Told = lambda _: None) -> Sealed:
         except OSError as error:
             raise _unreadable(root, name, error) from None
     _check_room(root, total)
-    base = Path(tempfile.mkdtemp(prefix="calserve-sealed-"))  # mode 0700
+    _clear_left_behind()
+    base = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))  # mode 0700
     held: list[int] = []
     try:
         (base / VIEW).mkdir()
@@ -91,7 +93,7 @@ def _copy(root: Path, top: int, name: str, base: Path, held: list[int], told: To
         raise _unreadable(root, name, error) from None
     try:
         if not stat.S_ISREG(os.fstat(source).st_mode):
-            raise PackageError("file_kind", f"{root}: {name} is not a regular file, which a package may not hold.")
+            raise PackageError("A08", f"{root}: {name} is not a regular file, which a package may not hold.")
         if not hasattr(os, "memfd_create"):
             return _pour(source, os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), told)
         target = os.memfd_create(name.replace("/", "_")[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -151,7 +153,7 @@ def _check_room(root: Path, total: int) -> None:
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     if free is not None and total > max(0, free - _RESERVE_BYTES):
         raise PackageError(
-            "package_size",
+            "size",
             f"{root} holds {total // 10**6} MB of files, and there are {free // 10**6} MB of memory for them.",
             free,
             total,
@@ -160,10 +162,18 @@ def _check_room(root: Path, total: int) -> None:
 
 def _unreadable(root: Path, name: str, error: OSError) -> PackageError:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return PackageError("file_kind", f"{root}: {name} is reached over a link, which a package may not hold.")
+        return PackageError("A08", f"{root}: {name} is reached over a link, which a package may not hold.")
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
-        return PackageError("package_size", f"{root}: there is no memory left for {name}.")
-    return PackageError("unreadable", f"{root}: {name} cannot be read: {error.strerror}.")
+        return PackageError("size", f"{root}: there is no memory left for {name}.")
+    return PackageError("A02", f"{root}: {name} cannot be read: {error.strerror}.")
+
+
+def _clear_left_behind() -> None:
+    """Folders of processes that were killed; their memory went with them, and the names in it lead nowhere."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and Path("/proc/self").exists() and not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _remove(base: Path, held: list[int]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from calserve.core.board import RowBinding
 from calserve.core.job import JobSpec, LogitsWanted
@@ -177,18 +178,43 @@ def is_within(tensor: TensorContract, shape: tuple[int, ...]) -> bool:
 # --- graphs, once per package and session -------------------------------------------------------------------------
 
 
+class ContractPart(Enum):
+    """The part of a contract a complaint is about."""
+
+    TENSOR = "tensor"
+    INPUTS = "inputs"
+    OUTPUTS = "outputs"
+    CSRS = "csrs"
+    LOGITS = "logits"
+    LANES = "lanes"
+    INACTIVE = "inactive"
+    LENGTHS = "lengths"
+
+
 def check_contract(contract: GraphContract) -> str:
     """What keeps a graph from being used at all, in one sentence; empty when nothing does.
 
     Names are exact: a tensor the layout does not know, or one it needs and does not find, is not looked for under a
     similar name (seed 003, section 10.2).
     """
+    complaint = contract_complaint(contract)
+    return f"graph {contract.name}: {complaint[1]}" if complaint else ""
+
+
+def contract_complaint(contract: GraphContract) -> tuple[ContractPart, str] | None:
+    """The first complaint of `check_contract` and what it is about; None when there is none."""
     tensors = (*contract.inputs.items(), *contract.outputs.items())
-    wrong = next((text for name, tensor in tensors if (text := _tensor_complaint(name, tensor))), "")
-    wrong = wrong or _names_complaint(contract) or _logits_complaint(contract)
-    if not wrong and contract.kv_layout is KvLayout.LANES:
-        wrong = _lanes_complaint(contract)
-    return f"graph {contract.name}: {wrong}" if wrong else ""
+    for name, tensor in tensors:
+        wrong = _tensor_complaint(name, tensor)
+        if wrong:
+            return ContractPart.TENSOR, wrong
+    found = _names_complaint(contract)
+    if found:
+        return found
+    wrong = _logits_complaint(contract)
+    if wrong:
+        return ContractPart.LOGITS, wrong
+    return _lanes_complaint(contract) if contract.kv_layout is KvLayout.LANES else None
 
 
 def _tensor_complaint(name: str, tensor: TensorContract) -> str:
@@ -204,18 +230,18 @@ def _tensor_complaint(name: str, tensor: TensorContract) -> str:
     return ""
 
 
-def _names_complaint(contract: GraphContract) -> str:
+def _names_complaint(contract: GraphContract) -> tuple[ContractPart, str] | None:
     lanes = contract.kv_layout is KvLayout.LANES
     needed = set(_LANE_INPUTS if lanes else _PAGED_INPUTS)
     allowed = needed | set(_LANE_OPTIONAL if lanes else ())
     missing, surplus = needed - set(contract.inputs), set(contract.inputs) - allowed
     if missing or surplus:
-        return f"inputs missing {sorted(missing)}, not known {sorted(surplus)}"
+        return ContractPart.INPUTS, f"inputs missing {sorted(missing)}, not known {sorted(surplus)}"
     if set(contract.outputs) != {"logits"}:
-        return f"outputs {sorted(contract.outputs)}, only logits are known"
+        return ContractPart.OUTPUTS, f"outputs {sorted(contract.outputs)}, only logits are known"
     if len(contract.csr_names) not in (0, 2) or len(set(contract.csr_names)) != len(contract.csr_names):
-        return f"CSR names {list(contract.csr_names)}, two different ones or none are needed"
-    return ""
+        return ContractPart.CSRS, f"CSR names {list(contract.csr_names)}, two different ones or none are needed"
+    return None
 
 
 def _logits_complaint(contract: GraphContract) -> str:
@@ -232,20 +258,20 @@ def _logits_complaint(contract: GraphContract) -> str:
     return "" if is_right else f"logits of shape {shape} for a vocabulary of {vocab} in tiles of {tile}"
 
 
-def _lanes_complaint(contract: GraphContract) -> str:
+def _lanes_complaint(contract: GraphContract) -> tuple[ContractPart, str] | None:
     profile, inputs = contract.profile, contract.inputs
     wide, tall = (profile.batch, profile.max_row_tokens), (profile.batch,)
     for name, tensor in inputs.items():
         expected = wide if name in _LANE_INPUTS else tall
         if tensor.shape != expected:
-            return f"tensor {name} has shape {tensor.shape}, {expected} is needed"
+            return ContractPart.LANES, f"tensor {name} has shape {tensor.shape}, {expected} is needed"
     if profile.batch > 1 and contract.inactive_lane_policy is None:
-        return f"{profile.batch} rows and no policy for the inactive ones"
+        return ContractPart.INACTIVE, f"{profile.batch} rows and no policy for the inactive ones"
     if contract.inactive_lane_policy is InactiveLanePolicy.VALID_MASK and "valid" not in inputs:
-        return "a valid mask is promised and there is no tensor for it"
+        return ContractPart.INACTIVE, "a valid mask is promised and there is no tensor for it"
     if profile.row_binding is RowBinding.FREE and "kv_lanes" not in inputs:
-        return "rows are free and there is no tensor for their KV lanes"
+        return ContractPart.LANES, "rows are free and there is no tensor for their KV lanes"
     has_lengths = {"counts", "lengths"} <= set(inputs)
     if not has_lengths and (not contract.csr_names or profile.batch > 1):
-        return "neither CSRs nor tensors say how long a row is"
-    return ""
+        return ContractPart.LENGTHS, "neither CSRs nor tensors say how long a row is"
+    return None

@@ -135,7 +135,7 @@ class OpenVinoBoard:
             return self._faults.note("configure", complaint[1], int(complaint[0])), None
         before = machine.resident_memory() or 0
         try:
-            step = compile_step(self._core, self._device, package, self._placement(options.chips))
+            step = compile_step(self._core_for(options.chips), self._device, package, self._placement(options.chips))
         except GraphRefused as error:
             return self._faults.note("compile", error, int(CalCode.INVALID_CALBIN)), None
         except (RuntimeError, MemoryError, OSError, KeyError) as error:
@@ -197,6 +197,15 @@ class OpenVinoBoard:
             return self._faults.note("allocate", error), None
         self._sessions[name] = session
         return 0, session
+
+    def _core_for(self, chips: tuple[int, ...]) -> Any:
+        """The library's own root object keeps the cores it reserved until its end, whatever became of what was compiled
+        with it; so a session that reserves some has one of its own, which ends with it."""
+        if len(chips) == len(self._chips):
+            return self._core
+        import openvino as ov
+
+        return ov.Core()
 
     def _placement(self, chips: tuple[int, ...]) -> Mapping[str, str]:
         """One stream on the chips' cores. A chip that is not the whole board keeps its cores to itself."""
