@@ -120,16 +120,29 @@ def load_profile(name_or_path: str | Path) -> SimProfile:
     return _read(path)
 
 
-def _read(path: Path) -> SimProfile:
+def parse_profile(text: str, where: str) -> SimProfile:
+    """A profile from its text. where: what an error calls it. Raises ProfileError."""
     try:
-        tree = strict_yaml.parse(strict_yaml.read_text(path, "board profile"))
+        tree = strict_yaml.parse(text)
         if not isinstance(tree, dict) or "schema" not in tree:
             raise strict_yaml.Wrong(f"must be a mapping that starts with 'schema: {SCHEMA}'.")
         if tree["schema"] != SCHEMA:
             raise strict_yaml.Wrong(f"schema must be {SCHEMA}, not {str(tree['schema'])[:80]!r}.")
         return _profile(strict_yaml.convert(tree, _File))
     except (strict_yaml.Wrong, ProfileError) as error:
+        raise ProfileError(f"{where}: {error}") from None
+
+
+def profile_text(path: Path) -> str:
+    """What stands in the file of a profile. Raises ProfileError."""
+    try:
+        return strict_yaml.read_text(path, "board profile")
+    except strict_yaml.Wrong as error:
         raise ProfileError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> SimProfile:
+    return parse_profile(profile_text(path), str(path))
 
 
 def _profile(file: _File) -> SimProfile:
