@@ -9,11 +9,13 @@ ARGS   ?=
 # make soak: virtual hours. make fuzz: examples of each property, where 100 are usual
 HOURS  ?= 24
 EXAMPLES ?= 4000
+# make fuzz: seconds of the coverage-guided run over the package reader
+FUZZ_SECONDS ?= 600
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test lint bench sim soak fuzz clean
+.PHONY: help serve test lint bench sim soak fuzz docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,7 +25,8 @@ help:
 	@echo "make bench   served against raw loop and peers, one interleaved run"
 	@echo "make sim     200 seeds of the simulation, 4 virtual minutes each (ARGS for calserve soak)"
 	@echo "make soak    $(HOURS) virtual hours under faults; record and report in build/soak/ (ARGS='--seed N', HOURS=)"
-	@echo "make fuzz    long runs of the property tests and of request bodies (EXAMPLES=$(EXAMPLES))"
+	@echo "make fuzz    long runs of the property tests, request bodies and packages (EXAMPLES=$(EXAMPLES))"
+	@echo "make docs    write docs/package.md anew from the schema and the rules"
 	@echo "make clean   remove the environment and caches (models/ stays)"
 
 $(BIN)/python:
@@ -32,14 +35,16 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "could not make $(VENV); on Debian install python3-venv"; exit 1; }
 
+# Torch is for tests and for Hugging Face sources alone. Where pip finds its CPU build (PIP_EXTRA_INDEX_URL or
+# PIP_FIND_LINKS) that is taken; the usual index has a build with CUDA, several times as large.
 # Stamps hold what is installed, so that a second start installs and fetches nothing.
 $(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
-	@echo "installing calserve into $(VENV) (some 250 MB, once)"
-	$(PIP) install -q -e '.[pack]'
+	@echo "installing calserve into $(VENV) (some 640 MB on disk, once)"
+	$(PIP) install -q -e '.[pack-gguf]'
 	@touch $@
 
 $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
-	@echo "installing calserve and its test tools into $(VENV) (once)"
+	@echo "installing calserve and its test tools into $(VENV) (some 1.8 GB with torch, minutes, once)"
 	$(PIP) install -q -e '.[pack,test,lint]'
 	@touch $@ $(VENV)/.serve-stamp
 
@@ -76,7 +81,13 @@ soak: $(VENV)/.serve-stamp
 
 fuzz: $(VENV)/.test-stamp
 	CALSERVE_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz \
-	  tests/props/test_engine_machine.py tests/props/test_kv_machine.py tests/api/test_api_fuzz.py $(ARGS)
+	  tests/props/test_engine_machine.py tests/props/test_kv_machine.py tests/api/test_api_fuzz.py \
+	  tests/package/test_hostile.py $(ARGS)
+	$(PIP) install -q -e '.[fuzz]'
+	$(BIN)/python tests/package/fuzz_reader.py -max_total_time=$(FUZZ_SECONDS)
+
+docs: $(VENV)/.serve-stamp
+	$(BIN)/python -m calserve.package.document > docs/package.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,10 +44,14 @@ def test_agreement_of_broken_logits_is_none(bad: float) -> None:
 @pytest.mark.parametrize(
     ("weights", "numerics", "top1", "cosine"),
     [
-        ("fp16", "exact", 0.995, 0.9999),
+        ("fp16", "exact", 0.99, 0.9999),
         ("fp16", "fast", 0.95, 0.995),
         ("int8", "exact", 0.92, 0.99),
         ("int8", "fast", 0.90, 0.99),
+        ("int4", "exact", 0.70, 0.94),
+        ("int4", "fast", 0.70, 0.94),
+        ("given", "exact", 0.90, 0.99),
+        ("given", "fast", 0.90, 0.99),
     ],
 )
 def test_check_agreement_holds_each_bound(weights: str, numerics: str, top1: float, cosine: float) -> None:

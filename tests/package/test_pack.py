@@ -25,6 +25,8 @@ from tiny_model import CHAT_TEMPLATE, TinyShape, tiny_vocabulary, write_tiny_ggu
 
 OPTIONS = PackOptions(context=512, weights="fp16", numerics="exact")
 BUILD = sys.modules["calserve.package.pack.build"]
+SOURCE = sys.modules["calserve.package.pack.source"]
+GGUF = sys.modules["calserve.package.pack.gguf_model"]
 TARGET = sys.modules["calserve.package.pack.target"]
 
 
@@ -93,6 +95,38 @@ def test_pack_int8_is_smaller_and_says_its_numerics(
     assert package.graphs[0].min_flat_tokens == least
     assert package.settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == {"fast": "32", "exact": "0"}[numerics]
     assert package.settings["INFERENCE_PRECISION_HINT"] == "f32"
+
+
+def test_pack_as_given_of_float16_is_the_same_graph(tiny_gguf: Path, tiny_package: Path, tmp_path: Path) -> None:
+    pack(tiny_gguf, tmp_path / "p", replace(OPTIONS, weights="given"), SilentProgress())
+    assert open_package(tmp_path / "p").weights == "given"
+    for name in ("graphs/step.bin", "graphs/step.xml"):
+        assert (tmp_path / "p" / name).read_bytes() == (tiny_package / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_pack_gguf_held_against_transformers_agrees_and_records_it(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = replace(OPTIONS, reference="transformers")
+    report = pack(tiny_gguf, tmp_path / "p", options, SilentProgress())
+    assert report.agreement.top1 >= 0.99
+    assert report.agreement.abs_max > 0.0
+    provenance = json.loads((tmp_path / "p/build-provenance.json").read_bytes())
+    assert provenance["options"]["reference"] == "transformers"
+    assert {"torch", "transformers", "accelerate"} <= provenance["tools"].keys()
+
+
+def test_pack_exact_whose_logits_change_with_the_cut_is_refused(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = BUILD.PagedLoop.step
+
+    def moved(loop: Any, ids: Any, past: int, wanted: Any) -> Any:
+        return step(loop, ids, past, wanted) + (1e-4 if past else 0.0)
+
+    monkeypatch.setattr(BUILD.PagedLoop, "step", moved)
+    error = refusal(tiny_gguf, tmp_path / "p")
+    assert error.fault.rule == "exact"
+    assert "--numerics fast" in str(error)
 
 
 def test_pack_prints_every_figure(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -247,10 +281,10 @@ def test_pack_too_little_room_refused(tiny_gguf: Path, tmp_path: Path, monkeypat
 def test_pack_without_its_tools_names_the_extra(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BUILD, "find_spec", lambda name: None if name == "nncf" else object())
+    monkeypatch.setattr(SOURCE, "find_spec", lambda name: None if name == "nncf" else object())
     error = refusal(tiny_gguf, tmp_path / "p")
     assert error.fault.rule == "pack_missing"
-    assert "nncf of the extra `pack`" in str(error)
+    assert "nncf of the extra `pack-gguf`" in str(error)
 
 
 def _raise(error: BaseException) -> Callable[..., Any]:
@@ -260,18 +294,21 @@ def _raise(error: BaseException) -> Callable[..., Any]:
     return act
 
 
-@pytest.mark.parametrize("place", ["write_f16", "convert_f16", "_save_paged", "write_provenance"])
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [(GGUF, "write_f16"), (GGUF, "convert_gguf"), (BUILD, "_save_paged"), (BUILD, "write_provenance")],
+)
 def test_pack_interrupted_leaves_nothing(
-    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, place: str
 ) -> None:
-    monkeypatch.setattr(BUILD, place, _raise(KeyboardInterrupt()))
+    monkeypatch.setattr(module, place, _raise(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         pack(tiny_gguf, tmp_path / "p", OPTIONS, SilentProgress())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_pack_disk_fills_says_so(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BUILD, "write_f16", _raise(OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(GGUF, "write_f16", _raise(OSError(errno.ENOSPC, "No space left on device")))
     assert refusal(tiny_gguf, tmp_path / "p").fault.rule == "disk_full"
 
 

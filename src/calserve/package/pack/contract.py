@@ -14,7 +14,7 @@ from calserve.package.pack.paged import LOGITS, SAMPLED, Geometry
 GRAPH = "step"
 CHIP_MASK = 1  # one chip, any one
 
-# A prompt may go whole, and a small context still leaves room for every lane and a chunk.
+# A prompt may go whole, and a small context still leaves room for every lane and a chunk, where lanes can hold them.
 MIN_JOB_TOKENS = 2048
 # Logits of every position are asked for only by teacher-forced checks, in pieces of at most this many.
 MIN_LOGITS_ROWS = 64
@@ -40,7 +40,7 @@ def graph_entry(options: PackOptions, vocab_size: int) -> GraphEntry:
     exact: a single flat token takes another numeric path, so it is never alone.
     """
     least = 2 if options.numerics == "exact" else 1
-    job_tokens = max(MIN_JOB_TOKENS, options.context)
+    job_tokens = max(options.context, min(MIN_JOB_TOKENS, options.lanes * options.context))
     rows = options.lanes + 1  # one more for the row that pads a single token
     blocks = kv_units(options) + 1
     wanted = max(MIN_LOGITS_ROWS, options.lanes)

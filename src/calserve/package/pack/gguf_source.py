@@ -85,8 +85,6 @@ def open_gguf(path: Path) -> GgufSource:
 
 
 def _check_magic(path: Path) -> None:
-    if path.is_dir():
-        raise PackageError("source_kind", f"{path} is a directory; pack takes a GGUF file.")
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -102,7 +100,7 @@ def _check_family(source: GgufSource) -> None:
     if given not in ARCHITECTURES:
         raise PackageError(
             "architecture",
-            f"{source.path} is of the {given} family; packing supports {supported}.",
+            f"not supported: {source.path} is of the {given} family; packing supports {supported}.",
             supported,
             given,
         )
@@ -111,9 +109,9 @@ def _check_family(source: GgufSource) -> None:
     experts = source.metadata.get(f"{given}.expert_count", 0)
     # The converter reads neither: its graph would be wrong without a word.
     if scaling != "none" or "rope_freqs.weight" in names:
-        raise PackageError("rope_scaling", f"{source.path} scales its rotary positions, which cannot be packed.")
+        raise PackageError("rope_scaling", f"not supported: {source.path} scales its rotary positions.")
     if experts:
-        raise PackageError("experts", f"{source.path} is a mixture of {experts} experts, which cannot be packed.")
+        raise PackageError("experts", f"not supported: {source.path} is a mixture of {experts} experts.")
 
 
 def write_f16(source: GgufSource, target: Path, progress: Progress) -> None:

@@ -7,33 +7,41 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from calserve.package.fault import PackageError
 from calserve.package.manifest import NAME_PATTERN
 
-WEIGHTS = ("int8", "fp16")
+WEIGHTS = ("int8", "int4", "fp16", "given")
 NUMERICS = ("fast", "exact")
+REFERENCES = ("auto", "transformers")
+SOURCE_CACHE = Path("models/sources")
 MAX_LANES = 256  # rows of one paged graph; far above what a CPU gains from
 
 # KV blocks of 32 tokens are what the CPU plug-in's paged attention is built for.
 UNIT_TOKENS = 32
 KV_DTYPE: Final = "float16"
+AGREEMENT_TOKENS = 512  # positions compared; the built-in text has a little fewer for most vocabularies
 
 
 @dataclass(frozen=True, slots=True)
 class PackOptions:
     """profiles: lane counts worth choosing, rising; the last is the number of lanes. context: tokens of one sequence.
 
-    alias: the name the model is served under; empty takes the source's.
+    weights: "given" leaves them as the source has them. reference: what the agreement is measured against: "auto" is
+    transformers in float32 for a Hugging Face source, and the source's own graph for the others. alias: the name the
+    model is served under; empty takes the source's. cache: where a hub's models are kept.
     """
 
     profiles: tuple[int, ...] = (1, 4, 8, 16)
     context: int = 2048
     weights: str = "int8"
     numerics: str = "fast"
+    reference: str = "auto"
     alias: str = ""
     force: bool = False
+    cache: Path = SOURCE_CACHE
 
     @property
     def lanes(self) -> int:
@@ -55,6 +63,8 @@ def check_options(options: PackOptions, trained_context: int) -> None:
         raise PackageError("weights", f"weights must be one of {', '.join(WEIGHTS)}; got {options.weights}.")
     if options.numerics not in NUMERICS:
         raise PackageError("numerics", f"numerics must be one of {', '.join(NUMERICS)}; got {options.numerics}.")
+    if options.reference not in REFERENCES:
+        raise PackageError("reference", f"reference must be one of {', '.join(REFERENCES)}; got {options.reference}.")
     if options.alias and not re.fullmatch(NAME_PATTERN, options.alias):
         raise PackageError("alias", f"{options.alias!r} cannot be a model's name: letters, digits, and ._/:- inside.")
     if options.context < UNIT_TOKENS:
@@ -70,14 +80,15 @@ def check_options(options: PackOptions, trained_context: int) -> None:
         )
 
 
-def board_settings(weights: str, numerics: str) -> dict[str, str]:
+def board_settings(is_compressed: bool, numerics: str) -> dict[str, str]:
     """Every numeric hint the board compiles with, so that no default of a processor decides a token.
 
-    exact: float32 arithmetic, no quantization of activations. fast: int8 weights with activations quantized in groups
-    of 32 (groups of 64 cost a point of agreement, whole rows break the text); fp16 weights in bfloat16, which
-    a processor without it runs in float32. KV is float16 in both: with uint8 the way a prompt is cut moves the logits.
+    exact: float32 arithmetic, no quantization of activations. fast: weights of eight bits or fewer with activations
+    quantized in groups of 32 (groups of 64 cost a point of agreement, whole rows break the text); wider weights in
+    bfloat16, which a processor without it runs in float32. KV is float16 in both: with uint8 the way a prompt is cut
+    moves the logits.
     """
-    bfloat = numerics == "fast" and weights == "fp16"
+    bfloat = numerics == "fast" and not is_compressed
     return {
         "INFERENCE_PRECISION_HINT": "bf16" if bfloat else "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if numerics == "fast" else "0",

@@ -19,7 +19,7 @@ from pathlib import Path
 from calserve.package.checksums import write_checksums
 from calserve.package.fault import PackageError
 from calserve.package.manifest import MANIFEST
-from calserve.package.reader import open_package
+from calserve.package.reader import open_models
 
 
 def check_room(target: Path, needed: int) -> None:
@@ -65,7 +65,7 @@ def new_directory(target: Path, force: bool) -> Iterator[Path]:
         root.chmod(0o755)
         yield root
         write_checksums(root)
-        open_package(root)
+        open_models(root)
         _put_in_place(root, target)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
