@@ -17,13 +17,10 @@ from calserve.accept.evidence import (
     Check,
     EvidenceError,
     EvidenceRecord,
-    SoakProof,
     allowed_in_flight,
-    check_soak,
     doubt_about,
     judge_checks,
     load_evidence,
-    load_soak,
     why_unused,
     write_evidence,
 )
@@ -196,89 +193,6 @@ def test_evidence_that_leaves_a_server_at_one_says_why(
 def test_three_in_flight_are_refused_whatever_the_evidence() -> None:
     assert allowed_in_flight(3, FACTS, HASH, record()) == (
         "executor.max_inflight is 3, but the capability concurrent_jobs is not proven here: 2 are proven."
-    )
-
-
-# --- the soak's record
-
-
-SOAK = SoakProof("0123abc", "p", HASH, VERSIONS, 24.0, 2, "clean", FIGURES)
-PROOF = {
-    "profile": "p",
-    "package_hash": HASH,
-    "versions": VERSIONS,
-    "figures_sha256": FIGURES,
-    "max_in_flight": 2,
-}
-
-
-def soak_file(path: Path, **changes: Any) -> Path:
-    tree = {
-        "schema": "calserve-soak-record/v1",
-        "made": {"commit": "0123abc", "version": "0", "python": "3"},
-        "verdict": "clean",
-        "hours": 24.0,
-        "plan": {"seed": 7},
-        "proof": PROOF,
-    }
-    path.write_text(json.dumps({**tree, **changes}))
-    return path
-
-
-def test_soak_record_reads_as_what_it_proves(tmp_path: Path) -> None:
-    assert load_soak(soak_file(tmp_path / "soak.json")) == SOAK
-    assert check_soak(SOAK, FACTS, HASH).passed
-
-
-@pytest.mark.parametrize(
-    ("change", "doubt"),
-    [
-        ({"hours": 23.9}, "lasted 23.9 h"),
-        ({"verdict": "weak"}, "verdict is weak"),
-        ({"max_in_flight": 1}, "at most 1 in flight"),
-        ({"package_hash": OTHER_HASH}, "another package"),
-        ({"versions": {"runtime": "0.9"}}, "other versions"),
-        ({"profile": "q"}, "profile 'q'"),
-        ({"commit": "unknown"}, "commit"),
-        ({"commit": "0123abc+"}, "the source had changes that commit 0123abc does not have"),
-        ({"figures_sha256": OTHER_FIGURES}, "ran on other figures of board profile p: their digest was 343434343434"),
-        ({"figures_sha256": ""}, "their digest was none, now it is 121212121212"),
-    ],
-)
-def test_soak_that_is_not_this_one_does_not_count(change: dict[str, Any], doubt: str) -> None:
-    check = check_soak(msgspec.structs.replace(SOAK, **change), FACTS, HASH)
-    assert not check.passed
-    assert doubt in str(check.figures["doubt"])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"proof": {}}, "proves nothing"),
-        ({"proof": None}, "proves nothing"),
-        ({"schema": "calserve-soak/v1"}, "schema must be"),
-        ({"hours": "24"}, "hours"),
-        ({"made": None}, "commit"),
-        ({"proof": {"profile": "p", "package_hash": HASH, "versions": VERSIONS}}, "max_in_flight"),
-        ({"proof": {"hours": 24.0}}, r"proof\.hours"),
-        ({"proof": {**PROOF, "figures_sha256": "abc"}}, "figures_sha256"),
-    ],
-)
-def test_soak_record_that_does_not_say_enough_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(EvidenceError, match=said):
-        load_soak(soak_file(tmp_path / "soak.json", **change))
-
-
-def test_soak_record_of_before_the_digest_reads_and_does_not_count(tmp_path: Path) -> None:
-    old = {name: told for name, told in PROOF.items() if name != "figures_sha256"}
-    soak = load_soak(soak_file(tmp_path / "soak.json", proof=old))
-    assert not check_soak(soak, FACTS, HASH).passed
-
-
-def test_soak_of_a_changed_tree_is_refused_in_one_sentence() -> None:
-    check = check_soak(msgspec.structs.replace(SOAK, commit=COMMIT + "+"), FACTS, HASH)
-    assert check.figures["doubt"] == (
-        "the source had changes that commit 0123abc00000 does not have, so nobody can run it again"
     )
 
 

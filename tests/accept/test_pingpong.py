@@ -21,8 +21,9 @@ from pingpong_rig import (
     prove,
 )
 
-from calserve.accept.evidence import REQUIRED, SOAK_CHECK, SoakProof
+from calserve.accept.evidence import REQUIRED, SOAK_CHECK
 from calserve.accept.pingpong import Report
+from calserve.accept.soak_record import SoakProof
 from calserve.runtime.contract import Evidence
 from calserve.runtime.sim import Fault, FaultPlan, FaultPoint, sim_package
 

@@ -1,16 +1,13 @@
 """Evidence of a capability as a file, and what a server may do with it.
 
-Owns: the formats `calserve-evidence/v1` (written here) and the part of `calserve-soak-record/v1` that proves
-something (written by `calserve soak`), and the rule that turns evidence into a number of jobs in flight. Must not
-know: how a proof is run. Evidence is for one package hash, one set of versions and the figures of one board; for
-any other it counts as none.
+Owns: the format `calserve-evidence/v1`, and the rule that turns evidence into a number of jobs in flight. Must not
+know: how a proof is run, what a soak proves (`soak_record`). Evidence is for one package hash, one set of versions and
+the figures of one board; for any other it counts as none.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -19,14 +16,12 @@ import msgspec
 
 from calserve import strict_yaml
 from calserve.runtime.contract import BoardFacts
+from calserve.whole_file import replace_file
 
 SCHEMA = "calserve-evidence/v1"
-SOAK_SCHEMA = "calserve-soak-record/v1"
 CONCURRENT_JOBS: Literal["concurrent_jobs"] = "concurrent_jobs"
 # There are two job banks (seed 003, section 5).
 JOBS_PROVEN = 2
-# Seed 003, section 13.3: two in flight become the default only after a clean soak of this length.
-SOAK_HOURS = 24
 BANK_MODES = ("fixed", "auto")
 KINDS = ("correct", "overlap", "gain", "tpot")
 # What C0 needs: fixed banks and the board's own choice are both proven, as `executor.fixed_engine` may be either.
@@ -50,20 +45,6 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     passed: bool
     bound: str
     figures: dict[str, Figure]
-
-
-class SoakProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a clean soak says it ran on. profile: of the simulated board, "" for another. figures_sha256: as
-    `BoardFacts` has it. commit: of the source, with a + where files differed from it."""
-
-    commit: Word
-    profile: str
-    package_hash: Sha256
-    versions: dict[str, str]
-    hours: Annotated[float, msgspec.Meta(gt=0)]
-    max_in_flight: Annotated[int, msgspec.Meta(ge=1)]
-    verdict: Word
-    figures_sha256: MaybeSha256 = ""
 
 
 class EvidenceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,12 +90,9 @@ def judge_checks(checks: tuple[Check, ...]) -> tuple[Literal["C0", "C1"], tuple[
 
 
 def write_evidence(record: EvidenceRecord, path: Path) -> None:
-    """Replace `path` in one piece."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
+    """Replace `path` in one piece. Raises OSError that names it."""
     tree = {"schema": SCHEMA, **msgspec.to_builtins(record)}  # first, as a person reads it
-    beside.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    replace_file(path, json.dumps(tree, indent=1) + "\n")
 
 
 def load_evidence(path: Path) -> EvidenceRecord:
@@ -153,32 +131,6 @@ def check_record(record: EvidenceRecord, path: Path) -> None:
         )
 
 
-def load_soak(path: Path) -> SoakProof:
-    """What a soak record proves: `schema`, `verdict`, `hours`, `made.commit`, and the mapping `proof`.
-
-    `proof` holds exactly profile, package_hash, versions and max_in_flight; what else the record holds is for a
-    replay. Whether it is clean, and long enough, is `check_soak`'s to say.
-
-    Raises:
-        EvidenceError: one sentence.
-    """
-    tree = read_tree(path, "soak record", (SOAK_SCHEMA,))
-    made, proof = tree.get("made"), tree.get("proof")
-    if not isinstance(proof, dict) or not proof:
-        raise EvidenceError(f"{path}: the record has no proof, so it proves nothing.")
-    if taken := sorted({"commit", "hours", "verdict"} & set(proof)):
-        raise EvidenceError(f"{path}: proof.{taken[0]} is not one of its keys.")
-    commit = made.get("commit") if isinstance(made, dict) else None
-    flat = {**proof, "commit": commit, "hours": tree.get("hours"), "verdict": tree.get("verdict")}
-    try:
-        soak = strict_yaml.convert(flat, SoakProof)
-    except strict_yaml.Wrong as error:
-        raise EvidenceError(f"{path}: {error}") from None
-    if not math.isfinite(soak.hours):
-        raise EvidenceError(f"{path}: hours is {soak.hours}.")
-    return soak
-
-
 def doubt_about_commit(commit: str) -> str:
     """Why a record made at `commit` cannot be made again; "" when it can."""
     if commit == "unknown":
@@ -186,27 +138,6 @@ def doubt_about_commit(commit: str) -> str:
     if commit.endswith("+"):
         return f"the source had changes that commit {commit[:12].rstrip('+')} does not have, so nobody can run it again"
     return ""
-
-
-def check_soak(soak: SoakProof, facts: BoardFacts, package_hash: str) -> Check:
-    """Whether the soak counts here: clean, long enough, two in flight, and on this very board and package."""
-    doubts = (
-        (soak.verdict != "clean", f"its verdict is {soak.verdict}"),
-        (soak.hours < SOAK_HOURS, f"it lasted {soak.hours:g} h"),
-        (soak.max_in_flight != JOBS_PROVEN, f"it had at most {soak.max_in_flight} in flight"),
-        (soak.package_hash != package_hash, "it ran another package"),
-        (soak.versions != dict(facts.versions), "it ran on other versions"),
-        (soak.profile != facts.versions.get("profile", ""), f"it ran on profile {soak.profile!r}"),
-        (soak.figures_sha256 != facts.figures_sha256, _other_figures("it ran on", soak.figures_sha256, facts)),
-        (bool(irreproducible := doubt_about_commit(soak.commit)), irreproducible),
-    )
-    found = [text for is_wrong, text in doubts if is_wrong]
-    return Check(
-        SOAK_CHECK,
-        not found,
-        f"clean, at least {SOAK_HOURS} h with {JOBS_PROVEN} in flight, of a commit, same package, versions and figures",
-        {"hours": soak.hours, "commit": soak.commit, "verdict": soak.verdict, "doubt": "; ".join(found)},
-    )
 
 
 class Identified(Protocol):
@@ -237,7 +168,7 @@ def why_void(record: Identified, facts: BoardFacts, package_hash: str | None) ->
     if record.versions != dict(facts.versions):
         return f"the evidence is for {_differing(record.versions, facts.versions)}"
     if record.figures_sha256 != facts.figures_sha256:
-        return _other_figures("the evidence is for", record.figures_sha256, facts)
+        return other_figures("the evidence is for", record.figures_sha256, facts)
     return ""
 
 
@@ -277,7 +208,7 @@ def why_unused(asked: int | None, facts: BoardFacts, package_hash: str, evidence
     return doubt_about(evidence, facts, package_hash) or evidence.soak_doubt
 
 
-def _other_figures(what: str, theirs: str, facts: BoardFacts) -> str:
+def other_figures(what: str, theirs: str, facts: BoardFacts) -> str:
     profile = facts.versions.get("profile", facts.name)
     then, now = (sha[:12] or "none" for sha in (theirs, facts.figures_sha256))
     return f"{what} other figures of board profile {profile}: their digest was {then}, now it is {now}"

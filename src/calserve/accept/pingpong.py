@@ -28,11 +28,10 @@ from calserve.accept.evidence import (
     Check,
     EvidenceRecord,
     Figure,
-    SoakProof,
-    check_soak,
     judge_checks,
 )
 from calserve.accept.overlap import measure_overlap
+from calserve.accept.soak_record import SoakProof, check_soak
 from calserve.core.job import Bank
 from calserve.progress import Progress
 from calserve.runtime.contract import Board, BoardFacts, BoardPackage, Evidence, LoadOptions, Session, TraceSpan

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from calserve.accept.evidence import CONCURRENT_JOBS, allowed_in_flight, load_evidence, why_unused
+from calserve.accept.claims import claims_of, load_claims, why_no_claims, why_one_job
+from calserve.accept.evidence import CONCURRENT_JOBS, allowed_in_flight
 from calserve.accept.proven import ProvenBoard
 from calserve.api.app import build_app
 from calserve.api.server import bind, serve
@@ -86,7 +87,8 @@ def run_serve(options: ServeOptions) -> int:
     started = time.monotonic()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options.config, os.environ, options.overrides)
-    evidence = load_evidence(options.evidence) if options.evidence is not None else None
+    claims = load_claims(options.evidence) if options.evidence is not None else None
+    evidence = claims.jobs if claims is not None else None
     progress = choose_progress()
     with ExitStack() as held:
         with progress.step("Checking the package"):
@@ -95,13 +97,19 @@ def run_serve(options: ServeOptions) -> int:
         served = _served_model(chosen.package, config.model_alias or chosen.package.model)
         listening = held.enter_context(closing(_listen(options)))
         opened = held.enter_context(closing(chosen.open()))
-        allowed = allowed_in_flight(config.asked_in_flight, opened.describe(), chosen.package.hash, evidence)
+        facts, package_hash = opened.describe(), chosen.package.hash
+        allowed = allowed_in_flight(config.asked_in_flight, facts, package_hash, evidence)
         if isinstance(allowed, str):
             raise Refusal(allowed)
-        if doubt := why_unused(config.asked_in_flight, opened.describe(), chosen.package.hash, evidence):
+        if doubt := why_no_claims(claims, facts, package_hash):
+            _log.warning("%s is not used: %s", options.evidence, doubt)
+        elif doubt := why_one_job(claims, config.asked_in_flight, facts, package_hash):
             _log.warning("%s is not used, one job in flight: %s", options.evidence, doubt)
         config = replace(config, scheduler=replace(config.scheduler, max_in_flight=allowed))
-        board = ProvenBoard(opened, CONCURRENT_JOBS, str(options.evidence) if allowed > 1 else "")
+        stated = claims_of(claims, facts, package_hash)
+        for lowered in sorted(name for name, claim in stated.items() if claim.state is not Evidence.C0):
+            _log.warning("%s: %s is not proven here and is not used", options.evidence, lowered)
+        board = ProvenBoard(opened, CONCURRENT_JOBS, str(options.evidence) if allowed > 1 else "", stated)
         check_proofs(config.scheduler, _proven(board))
         sessions = chosen.load_options(config.scheduler.max_in_flight)
         parts = Parts(chosen, served, config, board, sessions, listening, started)
