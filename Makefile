@@ -26,7 +26,7 @@ help:
 	@echo "make sim     200 seeds of the simulation, 4 virtual minutes each (ARGS for calserve soak)"
 	@echo "make soak    $(HOURS) virtual hours under faults; record and report in build/soak/ (ARGS='--seed N', HOURS=)"
 	@echo "make fuzz    long runs of the property tests, request bodies and packages (EXAMPLES=$(EXAMPLES))"
-	@echo "make docs    write docs/package.md anew from the schema and the rules"
+	@echo "make docs    write docs/package.md, fault-plan.md and board-profile.md anew from schemas and rules"
 	@echo "make clean   remove the environment and caches (models/ stays)"
 
 $(BIN)/python:
@@ -88,6 +88,8 @@ fuzz: $(VENV)/.test-stamp
 
 docs: $(VENV)/.serve-stamp
 	$(BIN)/python -m calserve.package.document > docs/package.md
+	$(BIN)/python -m calserve.runtime.sim.fault_document > docs/fault-plan.md
+	$(BIN)/python -m calserve.runtime.sim.profile_document > docs/board-profile.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

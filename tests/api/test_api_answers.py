@@ -8,7 +8,7 @@ from api_rig import EOS, MODEL, Served, chunks, says
 
 from calserve.core.events import CancelCause
 from calserve.core.outcomes import FinishReason
-from calserve.executor.messages import Submission
+from calserve.executor.messages import Delivery, Submission
 from calserve.sampling.sampler import Choice
 
 
@@ -208,6 +208,28 @@ def test_text_offsets_are_the_engines_streamed_and_whole(served: Served) -> None
     parts = chunks(served.complete(logprobs=0, stream=True).text)
     streamed = [at for p in parts for at in (p["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]]
     assert whole == streamed == [7, 7, 7, 8]
+
+
+def _first_choice_starts_over(engine, submission: Submission) -> None:
+    """The second choice has ended by then, so the reader holds what came of both."""
+    first, second = (s.event.request for s in engine.submissions[:2]) if len(engine.submissions) == 2 else ("", "")
+    if not second:
+        return
+    engine.say(first, "old", (Choice(33, -0.5, ()), Choice(34, -0.5, ())), (0, 1))
+    engine.say(second, "kept", (Choice(35, -0.25, ()),), (0,))
+    engine.end(second, FinishReason.STOP)
+    engine.say_many([Delivery(first, "new", (65,), (Choice(36, -0.75, ()),), (0,), is_anew=True)])
+    engine.open[first] = 1  # what the engine counts begins anew as well
+    engine.end(first, FinishReason.STOP)
+
+
+def test_choice_that_starts_over_shows_nothing_of_its_first_try(served: Served) -> None:
+    served.engine.script = _first_choice_starts_over
+    body = served.complete(n=2, logprobs=0).json()
+    assert [choice["text"] for choice in body["choices"]] == ["new", "kept"]
+    logprobs = [choice["logprobs"] for choice in body["choices"]]
+    assert [(each["token_logprobs"], each["text_offset"]) for each in logprobs] == [([-0.75], [0]), ([-0.25], [0])]
+    assert body["usage"]["completion_tokens"] == 2
 
 
 def test_openai_client_reads_whole_and_streamed_answers(served: Served) -> None:

@@ -38,7 +38,8 @@ def fault_rigs() -> Iterator[Make]:
         cut: tuple[str, ...] = (),
         two: bool = False,
     ) -> ExecutorRig:
-        states = {**PROFILES[profile].capabilities, **dict.fromkeys(cut, Evidence.C3)}
+        proven = {"concurrent_jobs": Evidence.C0} if jobs > 1 else {}  # as though somebody had proven it
+        states = {**PROFILES[profile].capabilities, **proven, **dict.fromkeys(cut, Evidence.C3)}
         facts = replace(PROFILES[profile], capabilities=MappingProxyType(states))
         clock, package = VirtualClock(), sim_package(facts)
         plan = FaultPlan()

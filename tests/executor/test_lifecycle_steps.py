@@ -334,3 +334,31 @@ def test_warm_up_whose_lane_stays_held_is_no_warm_up(board: SimBoard, monkeypatc
     assert isinstance(event, Warmed)
     assert event.failure is not None
     assert (event.failure.stage, event.failure.code, event.failure.fault) == ("warm", 4, FaultClass.LIFECYCLE)
+
+
+def test_counters_that_stay_wrong_are_told_once_of_a_generation(make: Make) -> None:
+    """Seen when a job came home and again before the release: it is the same job that is left."""
+    rig = make(Fault(FaultPoint.COUNTERS_WRONG, times=10**6))
+    rig.steps.audit.last_ns = None
+    rig.submit("a", ids_of(rig), 6)
+    settle(rig)
+    rig.post(Unload("s0", rig.clock() + 10**9))
+    settle(rig)
+    assert rig.board.device.plan.visits[FaultPoint.COUNTERS_WRONG] == 2  # type: ignore[attr-defined]
+    assert [(told.session, told.generation) for told in anomalies(rig.events)] == [("s0", 1)]  # type: ignore[arg-type]
+    audit = rig.steps.audit
+    assert audit.news("s0", 1, 0) == ""
+    assert audit.news("s0", 2, 0) != ""
+    assert audit.news("s1", 1, 0) != ""
+
+
+def test_packages_of_the_past_are_not_kept(board: SimBoard) -> None:
+    """However many builds an operator tries, one of each session stays: the last one that was valid."""
+    opened = {f"{number:064x}": replace(PACKAGE, hash=f"{number:064x}") for number in range(50)}
+    steps = LifecycleSteps(board, lambda wanted: opened[wanted], {"s0": LoadOptions((0, 1))}, board.device.clock.now_ns)
+    for number, wanted in enumerate(opened, 1):
+        drive(steps.take(order(Validate("s0", number, "m", wanted))))
+    assert [package.hash for package in steps.packages.values()] == [list(opened)[-1]]
+    done = drive(steps.take(order(Configure("s0", 50, list(opened)[-1]))))
+    assert isinstance(done.event, Configured)
+    assert done.event.failure is None

@@ -10,6 +10,7 @@ import pytest
 from executor_rig import ExecutorRig
 from fault_rig import Make, ended, ids_of, right_tokens, settle, view_of
 
+from calserve.core.config import SchedulerConfig
 from calserve.core.events import PrepareFailed
 from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
 from calserve.core.outcomes import Failure, FaultClass, FinishReason
@@ -252,7 +253,7 @@ def test_second_row_that_the_board_refuses_gives_the_first_rows_kv_back(make: Ma
 def test_buffers_the_board_made_wrongly_fail_the_generation_and_are_not_used(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make()
+    rig = make(config=SchedulerConfig(max_comebacks=0))  # what comes back later has other buffers
     session = rig.steps.ports["s0"].session
     wrong = memory_of(session.graphs["prefill_b1"])
     wrong.arrays["tokens"] = np.zeros((1, 8), np.int32)

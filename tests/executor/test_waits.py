@@ -36,8 +36,11 @@ STRAY = Stray(JobFailed(1, 1, Failure("status", 20, FaultClass.UNKNOWN)))
 OVERDUE = JobOverdue(9, 2)
 
 
+LEASE = SimpleNamespace(leave=lambda: None)  # what a closing process does with it is not looked at here
+
+
 def job(session: Any = None, is_overdue: bool = False) -> SubmittedJob:
-    return SubmittedJob(SPEC, session, cast(Any, None), Ticket(2, 9, 2), cast(Any, None), [], is_overdue)
+    return SubmittedJob(SPEC, session, cast(Any, None), Ticket(2, 9, 2), cast(Any, LEASE), [], is_overdue)
 
 
 def test_first_wait_ends_at_the_execution_deadline_or_at_once() -> None:
@@ -141,7 +144,7 @@ def test_threads_opened_while_the_executor_closes_are_joined_too(make: Make) -> 
         assert message == "open"
         executor._open_completion("s0", 1)
 
-    executor._steps = cast(Any, SimpleNamespace(take=opening, wait_timeout_ns=lambda: None))
+    executor._steps = cast(Any, SimpleNamespace(take=opening, wait_timeout_ns=lambda: None, leave_unended=lambda: None))
     assert take is not None
     assert ids_of(rig)
     executor.post(cast(Any, "open"))

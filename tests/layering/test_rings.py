@@ -40,8 +40,8 @@ MAY_NAME_BOARDS = ("runtime", "package/pack", "cli", "simulate", "bench", "accep
 THREADING = {"threading", "multiprocessing", "concurrent.futures", "_thread", "queue"}
 # Besides the executor and the tokenizing pool: boards' own threads, hashing before anything serves, and leaves.
 MAY_THREAD = (
-    "executor/", "service/tokenizing.py", "runtime/", "package/checksums.py", "package/sealed.py", "cli", "bench/", "simulate/",
-    "progress.py",
+    "executor/", "service/tokenizing.py", "runtime/", "package/checksums.py", "package/sealed.py", "cli", "bench/",
+    "simulate/", "progress.py",
 )  # fmt: skip
 TORCH_PROCESS, TORCH_MODULE = "package/pack/torch_worker.py", "torch_worker"
 FILE_LINES_MAX, FUNCTION_LINES_MAX = 400, 70

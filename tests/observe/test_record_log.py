@@ -36,7 +36,7 @@ from calserve.core.events import (
 from calserve.core.job import Bank, JobSpec, LogitsWanted, Row, Task
 from calserve.core.outcomes import BoardNote, Failure, FaultClass, FinishReason, RowEnd, Usage
 from calserve.observe.logs import setup_logs
-from calserve.observe.record_log import RecordLog
+from calserve.observe.record_log import GONE_MAX, RecordLog
 
 MS = 1_000_000
 LOST = Failure("wait", 18, FaultClass.DEVICE, "the watchdog fired")
@@ -177,7 +177,29 @@ def test_step_that_failed_is_an_error_with_its_cause(out: io.StringIO, step: Any
     assert told.items() >= (CAUSE | {"session": "chip0", "generation": 3}).items()
 
 
-def test_event_of_a_job_that_is_gone_names_no_session(out: io.StringIO) -> None:
+def test_job_that_comes_home_after_its_generation_is_named_as_it_was(out: io.StringIO) -> None:
+    log = RecordLog()
+    log(1000 * MS, Tick(), [job(7)])
+    log(1100 * MS, ResetDone("chip0", 3, None, None, None), [])
+    lines(out)
+    log(1250 * MS, JobFailed(7, 3, LOST), [])
+    log(1250 * MS, JobFailed(7, 3, LOST), [])
+    told = NAMES | {"level": "error", "event": "a job failed", "age_ms": 250, **CAUSE}
+    assert lines(out) == [told, told]
+
+
+def test_jobs_that_never_came_home_are_not_remembered_for_ever(out: io.StringIO) -> None:
+    log = RecordLog()
+    for generation in range(100):
+        log(0, Tick(), [job(generation, generation=generation)])
+        log(0, ResetDone("chip0", generation, None, None, None), [])
+    lines(out)
+    log(0, JobFailed(100 - GONE_MAX, 100 - GONE_MAX, LOST), [])
+    log(0, JobFailed(100 - GONE_MAX - 1, 100 - GONE_MAX - 1, LOST), [])
+    assert [told["session"] for told in lines(out)] == ["chip0", None]
+
+
+def test_event_of_a_job_that_nobody_remembers_names_no_session(out: io.StringIO) -> None:
     RecordLog()(0, JobFailed(7, 3, LOST), [])
     (told,) = lines(out)
     assert (told["job"], told["session"], told["generation"], told["age_ms"]) == (7, None, 3, None)

@@ -28,6 +28,17 @@ class Known:
     stopped: bool = False
     broken: bool = False  # its last row was not usable
     generation: int = 0
+    is_whole: bool = False  # its client sees nothing before the end
+    has_started_over: bool = False  # after it was emitted
+
+    @property
+    def may_start_over(self) -> bool:
+        return not self.emits or (self.is_whole and not self.has_started_over)
+
+    def start_over(self) -> None:
+        """It has nothing any more; where something was emitted this was its one time."""
+        self.has_started_over = self.has_started_over or self.emits > 0
+        self.tokens = self.generated = self.emits = 0
 
 
 @dataclass
@@ -45,10 +56,10 @@ class NaiveBoard:
 
     # --- facts going in ---------------------------------------------------------------------------------
 
-    def submit(self, name: str, prompt: int, asked: int | None) -> None:
+    def submit(self, name: str, prompt: int, asked: int | None, *, is_whole: bool = False) -> None:
         if name not in self.live:
             self.submitted += 1
-            self.live[name] = Known(prompt, asked)
+            self.live[name] = Known(prompt, asked, is_whole=is_whole)
 
     def done(self, spec: JobSpec, ends: tuple[RowEnd, ...]) -> None:
         if RowEnd.ERROR in ends and "lane_fault_isolation" not in self.facts.proven:
@@ -126,8 +137,8 @@ class NaiveBoard:
             known = self.live[row.request]
             assert 1 <= row.token_count <= graph.max_row_tokens
             if row.first_position == 0 and known.tokens:
-                assert not known.emits, f"{row.request} starts over after the client saw a token"
-                known.tokens = known.generated = 0
+                assert known.may_start_over, f"{row.request} starts over after the client saw a token, or again"
+                known.start_over()
             if row.first_position == 0:
                 known.generation = spec.generation
             assert known.generation == spec.generation, f"{row.request} changed its generation"
@@ -188,12 +199,12 @@ class NaiveBoard:
             assert command.usage.completion_tokens == known.generated == known.emits
         assert (command.reason is FinishReason.REFUSED) == (command.refusal is not None)
         if command.reason is FinishReason.REFUSED:
-            assert known.emits == 0, "refused after it was served"
+            assert known.emits == 0 or known.is_whole, "refused after it was served"
         self.ended[command.request] = command
 
     def forget_restarts(self, generation: int | None) -> None:
         """A generation (None: every one) is gone: those that may start over hold nothing any more."""
         for known in self.live.values():
-            if not known.emits and generation in (None, known.generation):
-                known.tokens = known.generated = 0
+            if known.may_start_over and generation in (None, known.generation):
+                known.start_over()
                 known.lane, known.units = None, ()

@@ -208,21 +208,26 @@ class EngineMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["heavy", "light", "small"]),
         deadline=st.sampled_from([None, None, None, 0, 20, 60]),
         model=st.sampled_from(["m", "m", "m", "m", "other"]),
+        whole=st.booleans(),
     )
-    def submit_one(self, prompt: int, new: int | None, tenant: str, deadline: int | None, model: str) -> None:
-        self.submit(prompt, new, tenant, deadline, model)
+    def submit_one(
+        self, prompt: int, new: int | None, tenant: str, deadline: int | None, model: str, whole: bool
+    ) -> None:
+        self.submit(prompt, new, tenant, deadline, model, whole=whole)
 
-    def submit(self, prompt: int, new: int | None, tenant: str, deadline: int | None, model: str) -> None:
+    def submit(
+        self, prompt: int, new: int | None, tenant: str, deadline: int | None, model: str, *, whole: bool = False
+    ) -> None:
         self.count += 1
         name = f"r{self.count}"
         due = None if deadline is None else self.now + deadline * MS
-        self.naive.submit(name, prompt, new)
-        self.send(Submit(name, tenant, model, prompt, new, self.now, due))
+        self.naive.submit(name, prompt, new, is_whole=whole)
+        self.send(Submit(name, tenant, model, prompt, new, self.now, due, whole))
 
     @rule(count=st.integers(2, 6), prompt=st.integers(1, 60), new=st.integers(1, 30))
     def submit_many(self, count: int, prompt: int, new: int) -> None:
         for i in range(count):
-            self.submit(prompt + i, new, ("heavy", "light")[i % 2], None, "m")
+            self.submit(prompt + i, new, ("heavy", "light")[i % 2], None, "m", whole=i % 3 == 2)
 
     @rule(index=st.integers(0, 30))
     def submit_again(self, index: int) -> None:

@@ -116,6 +116,16 @@ def restart_what_was_seen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "lose", blind)
 
 
+def restart_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    lose = Roster.lose
+
+    def forgetful(self: Roster, request: Request, reason: FinishReason, failure: Failure) -> None:
+        request.restarted = False
+        lose(self, request, reason, failure)
+
+    patch.setattr(Roster, "lose", forgetful)
+
+
 def free_twice(patch: pytest.MonkeyPatch) -> None:
     free = KvLedger._free
 
@@ -190,6 +200,7 @@ MUTANTS = [
     deliver_to_the_dead,
     ignore_the_limit_in_flight,
     restart_what_was_seen,
+    restart_again_and_again,
     free_twice,
     release_under_a_job,
 ]

@@ -156,6 +156,46 @@ def test_sim_server_leaves_no_files_behind(tmp_path: Path, profiles: Path) -> No
     assert not list(temporary.iterdir())
 
 
+@pytest.fixture
+def faulty_server(start_server: Start, profiles: Path, tmp_path: Path) -> Server:
+    """It loses its device at its 180th job: the warm-up is over by then, and an answer of 150 tokens is not."""
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("schema: calserve-fault-plan/v1\nfaults: [{point: status_ccu_exception, at_visit: 180}]\n", "utf-8")
+    profile = str(profiles / "lanes.yaml")
+    return start_server(None, "--board", "sim", "--board-profile", profile, "--fault-plan", str(plan))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_sim_server_whole_answer_whose_device_is_lost_in_the_middle_is_right_after_the_recovery(
+    faulty_server: Server, n: int
+) -> None:
+    lost = ask(faulty_server, [7], 150, min_tokens=150, n=n, logprobs=1)
+    assert lost.status_code == 200
+    body = lost.json()
+    assert [choice["text"] for choice in body["choices"]] == [right_text([7], 150)] * n
+    assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 150 * n, "total_tokens": 1 + 150 * n}
+    # it was begun, lost and begun again: more tokens were made than anybody got
+    made = metric(faulty_server, "generation_tokens_total")
+    assert 150 * n < made < 300 * n
+    assert metric(faulty_server, "board_resets_total") == 1
+    calm = ask(faulty_server, [7], 150, min_tokens=150, n=n, logprobs=1).json()
+    assert calm["choices"] == body["choices"]
+    assert metric(faulty_server, "generation_tokens_total") == made + 150 * n
+    assert faulty_server.stop()[0] == 0
+
+
+def test_sim_server_stream_whose_device_is_lost_in_the_middle_gets_its_error_event(faulty_server: Server) -> None:
+    answer = ask(faulty_server, [7], 150, min_tokens=150, stream=True)
+    assert answer.status_code == 200
+    *parts, last = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+    assert last["error"]["code"] == "device_fault"
+    text = "".join(part["choices"][0]["text"] for part in parts)
+    assert text
+    assert right_text([7], 150).startswith(text)
+    assert ask(faulty_server, [7], 150, min_tokens=150).json()["choices"][0]["text"] == right_text([7], 150)
+    assert faulty_server.stop()[0] == 0
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

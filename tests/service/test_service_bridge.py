@@ -9,7 +9,10 @@ import pytest
 
 from calserve.core.events import Cancel, CancelCause, ClientStalled
 from calserve.core.outcomes import FinishReason, Usage
+from calserve.executor.executor import EXIT_BROKEN_INVARIANT
 from calserve.executor.messages import Delivery, Ending
+from calserve.sampling.sampler import Choice
+from calserve.service.answer import Answer
 from calserve.service.bridge import MAX_BLOCKED_ITEMS, Bridge, Stream
 from calserve.service.tokenizing import TokenizingPool
 
@@ -184,3 +187,40 @@ def test_tokenizing_pool_counts_until_its_thread_is_done() -> None:
         pool.close()
 
     asyncio.run(body())
+
+
+def test_whole_answer_may_start_over_and_a_stream_may_not() -> None:
+    """The stream is the engine's mistake: everybody is told at once that this server failed, and the process ends."""
+
+    async def body(bridge: Bridge, posts: list[Any]) -> None:
+        whole, stream = Stream("w", ("a",), False), Stream("s", ("b", "c"), True)
+        for each in (whole, stream):
+            bridge.open(each)
+        anew = Delivery("a", "x", (1,), is_anew=True)
+        bridge.deliver([text("a"), anew])
+        await asyncio.sleep(0)
+        assert not bridge.exit_code.done()
+        broken: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+        bridge.deliver([text("b"), Delivery("b", "x", (1,), is_anew=True), text("c")])
+        assert await bridge.exit_code == EXIT_BROKEN_INVARIANT
+        assert "b starts over in an open stream" in bridge.exit_reason
+        assert [str(context["exception"]) for context in broken] == ["b starts over in an open stream"]
+        assert [item for _, item in await whole.wait_parts()][:2] == [text("a"), anew]
+        ends = {item.request: item.reason for _, item in await stream.wait_parts() if isinstance(item, Ending)}
+        assert ends == {"b": FinishReason.INTERNAL, "c": FinishReason.INTERNAL}
+
+    on_loop(body)
+
+
+def test_answer_that_starts_over_is_gathered_anew() -> None:
+    answer, other = Answer(), Answer()
+    choices = tuple(Choice(token, -0.5, ()) for token in range(3))
+    answer.take(Delivery("a", "old", (1, 2), choices[:2], (0, 1)))
+    other.take(Delivery("b", "kept", (1,), choices[:1], (0,)))
+    answer.take(Delivery("a", "n", (3,), choices[2:], (0,), is_anew=True))
+    answer.take(Delivery("a", "ew", (4,), choices[:1], (1,)))
+    answer.take(Ending("a", FinishReason.LENGTH, Usage(1, 2)))
+    assert ("".join(answer.text), answer.choices, answer.offsets) == ("new", [choices[2], choices[0]], [0, 1])
+    assert (answer.reason, answer.usage) == (FinishReason.LENGTH, Usage(1, 2))
+    assert (other.text, other.reason) == (["kept"], None)

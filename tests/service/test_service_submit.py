@@ -172,3 +172,12 @@ def test_whole_answer_with_too_many_log_probabilities_is_refused(n: int, is_stre
             assert "65536" in made.message
 
     on_loop(body)
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_engine_is_told_whether_the_client_sees_nothing_before_the_end(is_streaming: bool) -> None:
+    async def body(service: Service, posts: list[Any]) -> None:
+        await service.submit(ask(n=2, is_streaming=is_streaming))
+        assert [post.event.is_whole for post in posts] == [not is_streaming] * 2
+
+    on_loop(body)

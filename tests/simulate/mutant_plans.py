@@ -44,7 +44,9 @@ CALM = Era(
 )
 # The budget is not what is looked at: with few resets most of a run would be spent Failed.
 SERVER = ServerPlan(max_resets=1000)
-PAIRS = replace(CALM, server=replace(SERVER, max_in_flight=2))
+PAIRS = replace(
+    CALM, board=BoardPlan(assumes=("concurrent_jobs",)), server=replace(SERVER, max_in_flight=2)
+)  # fmt: skip
 # Late jobs are given up soon, so that they outlive the generation they were of.
 HASTY = replace(
     SERVER, execution_deadline_floor_ns=500 * MS, overdue_grace_ns=200 * MS, recovery_drain_ns=500 * MS
@@ -66,6 +68,13 @@ def _first_jobs() -> FaultsPlan:
     return FaultsPlan(listed=tuple(ListedFault("status_ccu_exception", (WARM_JOBS + 1) * n) for n in range(1, 12)))
 
 
+def _in_the_middle() -> FaultsPlan:
+    """In each generation a job fails when the first answers are some 30 tokens long."""
+    return FaultsPlan(
+        listed=tuple(ListedFault("status_ccu_exception", at) for at in range(WARM_JOBS + 34, 6000, WARM_JOBS + 34))
+    )
+
+
 def _crowded(board: BoardPlan, lane_share: int, burst_size: int, mean_output: int = 8) -> Era:
     """More requests at a time than there are lanes, by far, and nobody refused."""
     server = ServerPlan(
@@ -85,6 +94,14 @@ SCENARIOS = {
     "cancels": replace(PAIRS, traffic=replace(CALM.traffic, mean_output=30)),
     "own_trouble": replace(CALM, faults=_own_trouble()),
     "exceptions": _faulty(CALM, "status_ccu_exception"),
+    # nobody goes to a sibling, so that who starts over does it here
+    "exceptions_alone": replace(
+        CALM,
+        board=BoardPlan(sessions=1),
+        server=SERVER,
+        faults=_in_the_middle(),
+        traffic=replace(CALM.traffic, mean_output=30),
+    ),
     "exceptions_in_pairs": _faulty(PAIRS, "status_ccu_exception"),
     "again": replace(CALM, board=BoardPlan(sessions=1), server=SERVER, faults=_first_jobs()),
     "not_finite": _faulty(CALM, "logits_nan"),
@@ -98,7 +115,7 @@ SCENARIOS = {
     "lost": replace(
         _faulty(CALM, "job_never_completes"), server=HASTY, pace=Pace(warm_step_ns=100 * MS)
     ),
-    "late": replace(_faulty(CALM, "completion_late"), server=HASTY),
+    "late": replace(_faulty(CALM, "completion_late", mean_gap=150, late_ns=9 * SECOND), server=HASTY),
     # the other session is at work when the process goes
     "lost_for_good": replace(
         _faulty(CALM, "job_never_completes", mean_gap=150),

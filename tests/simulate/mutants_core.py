@@ -118,9 +118,22 @@ CORE_MUTANTS = (
         "exceptions",
         (
             Patch(
+                "core/request.py",
+                "        return self.deliveries > 0 and not self.is_whole\n",
+                "        return False\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "tokens_of_the_first_try_count",
+        "An answer that starts over is counted anew: its length, and what its client is told it used.",
+        ("I10",),
+        "exceptions_alone",
+        (
+            Patch(
                 "core/roster.py",
-                "        if request.deliveries or request.restarted or not self.restarting:\n",
-                "        if request.restarted or not self.restarting:\n",
+                "        request.generated = request.deliveries = request.spent = 0\n",
+                "        request.deliveries = request.spent = 0\n",
             ),
         ),
     ),
@@ -132,8 +145,8 @@ CORE_MUTANTS = (
         (
             Patch(
                 "core/roster.py",
-                "        if request.deliveries or request.restarted or not self.restarting:\n",
-                "        if request.deliveries or not self.restarting:\n",
+                "        if request.is_seen or request.restarted or not self.restarting:\n",
+                "        if request.is_seen or not self.restarting:\n",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Mutants of the executor, the encoder and the sampler: right decisions carried out wrongly.
+"""Mutants of the executor, the encoder, the sampler and who gathers answers: right decisions carried out wrongly.
 
 Caught by the oracle alone, as those of `core` are (see `mutants_core`).
 """
@@ -209,6 +209,32 @@ EXECUTOR_MUTANTS = (
                 "executor/engine_step.py",
                 "        if port.release_lane(command.lane):\n",
                 "        if False:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "answer_starts_over_and_nobody_says_so",
+        "Who gathers a whole answer is told when it starts over.",
+        ("I10",),
+        "exceptions_alone",
+        (
+            Patch(
+                "executor/telling.py",
+                "        return replace(delivery, is_anew=True)\n",
+                "        return delivery\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "gathered_answer_keeps_its_first_try",
+        "An answer that starts over is gathered anew: what came before is dropped.",
+        ("I10",),
+        "exceptions_alone",
+        (
+            Patch(
+                "service/answer.py",
+                "        if item.is_anew:\n            self.drop()\n",
+                "",
             ),
         ),
     ),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from soak_rig import calserve
 
+from calserve.simulate.plan import SECOND
 from calserve.simulate.record import made_here
+from calserve.simulate.result import RunResult
+from calserve.simulate.run import Run
 from calserve.simulate.sometimes import PATHS
 
 BIGGEST = str(2**63 - 1)
@@ -82,7 +87,7 @@ def test_replay_of_what_is_no_record_gets_one_sentence(tmp_path: Path, text: str
 
 @pytest.mark.slow
 def test_soak_prints_seed_commit_and_plan_before_anything_else() -> None:
-    told = calserve("soak", "--minutes", "1", "--seed", "3")
+    told = calserve("soak", "--minutes", "2", "--seed", "3")
     assert told.exit_code == 0, told.output
     first, second = told.stdout.splitlines()[:2]
     assert first.startswith(f"seed 3, commit {made_here().commit}, calserve ")
@@ -91,18 +96,46 @@ def test_soak_prints_seed_commit_and_plan_before_anything_else() -> None:
     assert told.stdout.splitlines()[-1] == "verdict: clean"
 
 
-@pytest.mark.slow
-def test_soak_that_cannot_write_its_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First the plan, then the run: a run that crashes has been announced."""
-    from calserve.simulate.run import Run
-
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/self/none"])
+def test_soak_whose_failing_runs_could_leave_no_record_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     def crash(_: Run) -> None:
-        raise OSError(5, "planted")
+        raise AssertionError("it ran")
 
     monkeypatch.setattr(Run, "run", crash)
-    told = calserve("soak", "--minutes", "1", "--seed", "3", "--records", "/dev/null")
+    told = calserve("soak", "--minutes", "1", "--seed", "3", "--records", place)
     assert told.exit_code == 1
-    assert told.stdout.startswith("seed 3, commit ")
+    assert told.stdout == ""
+
+
+def ran_as(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "run", lambda self: replace(result, virtual_ns=self.plan.duration_ns + 35 * SECOND))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said", "planned"),
+    [
+        # a minute and five seconds healed, and twenty with faults before them, are the shortest there is
+        (("--minutes", "1e-9"), "asked for: the shortest of this seed is 1.417 min", "1.417 min"),
+        (("--minutes", "1"), "  longer than the 1 min asked for: the shortest of this seed is 1.417 min", "1.417 min"),
+        (("--minutes", "2"), "", "2 min"),
+        (("--hours", "3"), "", "3 h"),
+    ],
+)
+def test_soak_says_how_long_its_run_is_and_when_that_is_longer_than_was_asked(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str], said: str, planned: str
+) -> None:
+    ran_as(RunResult(hashes=["ab" * 32]), monkeypatch)
+    told = calserve("soak", "--seed", "3", *flags)
+    first, second, *rest = told.stdout.splitlines()
+    assert f"Python 3.11.7: {planned} of virtual time in ".replace("3.11.7", platform.python_version()) in first
+    assert said in second
+    assert second.startswith("  longer than " if said else "  era 0: ")
+    (summary,) = (line for line in rest if line.startswith("1 run, "))
+    assert summary.startswith(f"1 run, {planned} of virtual time (")
+    ends_ns = {"1.417 min": "2 min", "2 min": "2.583 min", "3 h": "3.009722 h"}[planned]
+    assert f"({ends_ns} with the orderly end of each era)" in summary
 
 
 @pytest.mark.slow
@@ -113,7 +146,8 @@ def test_soak_json_is_one_object_with_everything(tmp_path: Path) -> None:
     assert answer["verdict"] == "clean"
     assert answer["runs"] == 1
     assert answer["made_by"]["commit"] == made_here().commit
-    assert 60 <= 3600 * answer["virtual_hours"] <= 120
+    assert answer["planned_hours"] == 85 / 3600
+    assert 85 < 3600 * answer["virtual_hours"] <= 120
     assert answer["counts"]["requests"] == sum(answer["ends"].values())
     assert set(answer["sometimes"]) == set(PATHS)
     assert list(answer["records_sha256"]) == ["3"]

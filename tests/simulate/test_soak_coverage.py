@@ -19,7 +19,7 @@ from soak_rig import SOURCE
 CORE_SHARE_MIN = 0.95
 STEPS = (
     "engine_step", "completion", "lifecycle", "awaiting", "prepare", "pool", "port", "audit", "logits", "warmup",
-    "sequence", "opening",
+    "sequence", "opening", "telling",
 )  # fmt: skip
 # Minutes and seeds, in two processes.
 RUNS = (("4", *map(str, range(1, 46))), ("4", *map(str, range(146, 196))))
@@ -45,6 +45,8 @@ watch.save()
 # The text of a line that is not reached -> why no soak can.
 _THREADS = "the loop of a thread that blocks; the soak drives the same generator itself"
 _REFUSED = "core refuses such a package by its facts before a warm-up begins"
+_BROKEN = "an exception on the engine thread ends the process; no oddity raises while a session serves"
+_LEAVING = "the end of the threads; the soak has none"
 _RAISED = 'raise WarmupFailed(Failure("warm", CalCode.INVALID_CALBIN, FaultClass.ARTIFACT,'
 UNREACHABLE = {
     "awaiting": {
@@ -63,12 +65,29 @@ UNREACHABLE = {
     "engine_step": {
         "return _unprepared(spec, fault)": "what core plans is within the contract that it was told of",
         "return": "core gives no lane back of a generation whose end it ordered",
+        "except Exception:": _BROKEN,
+        "open_requests, self.origins = self.origins, {}": _BROKEN,
+        "if open_requests:": _BROKEN,
+        "self.outlet.deliver(broken_off(open_requests))": _BROKEN,
+        "raise": _BROKEN,
+        "self._tell_clients(later, said)  # it was decided, and holds": _BROKEN,
+        "for port in (*self.ports.values(), *self.endings.ports.values(), *self.endings.fenced.values()):": _LEAVING,
+        "port.pool.leave_unended()": _LEAVING,
+    },
+    "telling": {
+        'failure = Failure("engine", 0, FaultClass.PROGRAMMING, "an internal invariant broke")': _BROKEN,
+        "return [Ending(request, FinishReason.INTERNAL, Usage(0, 0), None, failure) for request in requests]": _BROKEN,
     },
     "audit": {'return ""': "an audit without a board, which only a test has"},
     "pool": {
         'return failure("buffers", CalCode.DEVICE_BUSY, f"all {self.limit} sets of buffers are in use")': (
             "core never has more jobs in flight than there are sets"
         ),
+        "self.is_left = True": _LEAVING,
+        "_LEFT.append(self)": _LEAVING,
+        "for lease in self.quarantined:": _LEAVING,
+        "if not lease.has_ended:": _LEAVING,
+        "lease.leave()": _LEAVING,
     },
     "warmup": {
         f'{_RAISED} f"no graph can {{task.value}}"))': _REFUSED,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from soak_oracle_rig import WORLD, History, ask, greedy
+from soak_oracle_rig import WORLD, History, ask, greedy, text
 
 from calserve.runtime.sim.facts import FactKind, RowFact
 
@@ -240,6 +240,76 @@ def test_request_may_start_over_once_and_a_third_beginning_is_found() -> None:
         history.fact(FactKind.CONFIGURED)
         history.run(history.row("r1", 0))
         assert history.found == ([] if generation < 3 else ["I5"]), history.say()
+
+
+def started_over(**changes: object) -> tuple[History, list[int]]:
+    """A whole answer with one token, whose generation went; the second one has run its prompt. And what is right."""
+    history = History()
+    request = history.submit(ask(is_whole=True, **changes))
+    right = greedy(request, 3)
+    history.at(20).run(history.row("r1", 0))
+    history.tell("r1", right[0])
+    history.generation = 2
+    history.fact(FactKind.CONFIGURED)
+    history.at(40).run(history.row("r1", 0))
+    return history, right
+
+
+def finish(history: History, right: list[int]) -> None:
+    for index in (1, 2):
+        history.run(history.row("r1", 0, 2 + index))
+        history.tell("r1", right[index])
+
+
+def test_whole_answer_that_starts_over_and_is_right_is_clean() -> None:
+    history, right = started_over()
+    history.oracle.starts_over("r1", history.now)
+    history.tell("r1", right[0])
+    finish(history, right)
+    history.oracle.answered("r1", text(right), history.now)
+    history.end("r1", "length", 3)
+    assert history.found == [], history.say()
+
+
+def test_whole_answer_that_starts_over_without_a_word_is_found() -> None:
+    history, right = started_over()
+    history.tell("r1", right[0])
+    assert history.found == ["I10"]
+
+
+def test_whole_answer_with_its_first_try_still_in_it_is_found() -> None:
+    history, right = started_over()
+    history.oracle.starts_over("r1", history.now)
+    history.tell("r1", right[0])
+    finish(history, right)
+    history.oracle.answered("r1", text(right[:1] + right), history.now)
+    assert history.found == ["I10"]
+
+
+def test_whole_answer_whose_use_counts_both_tries_is_found() -> None:
+    history, right = started_over()
+    history.oracle.starts_over("r1", history.now)
+    history.tell("r1", right[0])
+    finish(history, right)
+    history.end("r1", "length", 4)
+    assert history.found == ["I10"]
+
+
+def test_whole_answer_that_starts_over_twice_or_for_nothing_or_as_a_stream_is_found() -> None:
+    twice, _ = started_over()
+    twice.oracle.starts_over("r1", twice.now)
+    assert twice.found == []
+    twice.oracle.starts_over("r1", twice.now)
+    for_nothing = History()
+    for_nothing.submit(ask(is_whole=True))
+    for_nothing.at(20).run(for_nothing.row("r1", 0))
+    for_nothing.oracle.starts_over("r1", for_nothing.now)
+    stream = two()
+    stream.oracle.starts_over("r1", stream.now)
+    nobody = History()
+    nobody.oracle.starts_over("nobody", nobody.now)
+    found = [history.found for history in (twice, for_nothing, stream, nobody)]
+    assert found == [["I5"], ["I5"], ["I5"], ["I1"]]
 
 
 def test_completion_of_an_older_generation_taken_for_the_new_one_is_found() -> None:

@@ -12,7 +12,7 @@ import pytest
 from calserve.simulate.oddities import ODDITIES
 from calserve.simulate.one_board import BoardChoice, plan_on_board
 from calserve.simulate.plan import HABITS, HOUR, MINUTE, SECOND, Era, FaultsPlan, RunPlan, draw_plan
-from calserve.simulate.record import Made, Record, RecordError, read_record, write_record
+from calserve.simulate.record import Made, Record, RecordError, is_as_written, read_record, write_record
 from calserve.simulate.result import RunResult
 from calserve.simulate.shrink import kind_of, shrink
 
@@ -63,10 +63,13 @@ def test_straggler_is_drawn_where_there_is_time_for_it_and_a_reset_stops_it_and_
 
 
 def test_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    record = Record(draw_plan(5, 4 * MINUTE), MADE, "violated", 0.1, ["a", "b"], ["I4: something"])
+    record = Record(draw_plan(5, 4 * MINUTE), MADE, "violated", 4 / 60, ["ab" * 32], ["I4: something"])
     path = tmp_path / "deep" / "record.json"
     write_record(record, path)
-    assert read_record(path) == record
+    again = read_record(path)
+    assert is_as_written(path, again)
+    assert replace(again, content_sha256="") == record
+    assert [each.name for each in path.parent.iterdir()] == ["record.json"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from soak_rig import QUIET, calserve, elsewhere, own_log_level, short_plan
 from calserve.executor import completion
 from calserve.sampling.sampler import choose_rows
 from calserve.simulate.record import Made, made_here, read_record
+from calserve.simulate.replaying import replay
 from calserve.simulate.run import Run
 from calserve.simulate.shrink import kind_of
 from calserve.simulate.soak import SoakOptions, run_recorded, run_unrecorded, soak
@@ -49,20 +50,108 @@ def choose_wrongly(samplers: Any, logits: Any, counts: Any) -> Any:
     ]
 
 
+class Broken(BaseException):
+    """Of the soak itself: what the code under test raises is a finding."""
+
+
 def interrupt(_: int) -> None:
     raise KeyboardInterrupt
 
 
+def crash(_: int) -> None:
+    raise Broken
+
+
 @pytest.mark.slow
-def test_soak_interrupted_leaves_a_record_that_says_crashed_and_where(tmp_path: Path) -> None:
+def test_soak_interrupted_leaves_a_record_that_says_stopped_and_no_violation(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     with pytest.raises(KeyboardInterrupt):
         run_recorded(short_plan(3), MADE, path, 500, interrupt)
     record = read_record(path)
-    assert record.verdict == "crashed"
+    assert (record.verdict, record.violations) == ("stopped", [])
     assert record.plan == short_plan(3)
-    assert "KeyboardInterrupt" in record.violations[-1]
-    assert "in interrupt" in record.violations[-1]
+
+
+@pytest.mark.slow
+def test_soak_that_crashes_leaves_a_record_that_says_so_and_where(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    with pytest.raises(Broken):
+        run_recorded(short_plan(3), MADE, path, 500, crash)
+    record = read_record(path)
+    assert record.verdict == "crashed"
+    assert "in crash" in record.violations[-1]
+
+
+@pytest.mark.slow
+def test_replay_of_a_run_that_was_cut_off_compares_the_eras_it_had_come_to(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    whole = run_recorded(short_plan(3, eras=2), MADE, path, 500, lambda _: None)
+    record = read_record(path)
+    record.verdict, record.hashes, record.marks = "stopped", whole.hashes[:1], whole.marks[:1]
+    done = replay(record, QUIET)
+    assert done.is_same
+    assert done.explanation == "Its 1 whole eras came again, byte for byte; it was stopped before its end."
+    record.hashes = ["0" * 64]
+    assert not replay(record, QUIET).is_same
+
+
+@pytest.mark.slow
+def test_replay_of_a_record_whose_verdict_was_changed_says_so_and_is_not_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    run_recorded(short_plan(3), made_here(), path, 500, lambda _: None)
+    changed = json.loads(path.read_text())
+    changed |= {"verdict": "violated", "violations": ["I4: made up"]}
+    path.write_text(json.dumps(changed))
+    told = calserve("soak", "--replay", path, "--json")
+    assert told.exit_code == 3
+    answer = json.loads(told.stdout)
+    assert (answer["is_same"], answer["is_as_written"], answer["differs_in_era"]) == (False, False, None)
+    assert answer["explanation"] == (
+        "Every step came again, byte for byte, but it was recorded as violated and is clean. "
+        "The record was changed after it was written."
+    )
+    changed |= {"verdict": "clean", "violations": [], "hashes": ["0" * 64]}
+    path.write_text(json.dumps(changed))
+    told = calserve("soak", "--replay", path, "--json")
+    assert told.exit_code == 3
+    assert json.loads(told.stdout)["explanation"] == (
+        "It comes out otherwise. The record was changed after it was written: its hashes are not those of its plan, "
+        "or not of its commit."
+    )
+
+
+@pytest.mark.slow
+def test_marks_of_a_run_add_up_to_what_it_came_to(tmp_path: Path) -> None:
+    result = run_recorded(short_plan(3, eras=2), MADE, tmp_path / "record.json", 500, lambda _: None)
+    first, second = result.marks
+    assert first.virtual_ns + second.virtual_ns == result.virtual_ns
+    assert (first.requests + second.requests, first.jobs + second.jobs) == (
+        result.counts["requests"],
+        result.counts["jobs"],
+    )
+    assert min(first.requests, second.requests) > 100
+    assert second.virtual_ns >= short_plan(3, eras=2).eras[1].safety_ns + short_plan(3, eras=2).eras[1].liveness_ns
+
+
+@pytest.mark.slow
+def test_soak_whose_disk_fills_up_tells_the_verdict_and_the_file_and_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "record.json", Path.write_text
+
+    def full(self: Path, text: str, encoding: str | None = None) -> int:
+        if '"hashes": []' in text:
+            return real(self, text, encoding)
+        real(self, text[:10], encoding)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    told = calserve("soak", "--minutes", "1", "--seed", "3", "--record", path)
+    assert told.exit_code == 1
+    assert "verdict: clean" in told.stdout
+    assert told.stderr.splitlines()[-1] == f"calserve: {path} could not be written: No space left on device."
+    assert [each.name for each in tmp_path.iterdir()] == ["record.json"]
+    assert read_record(path).verdict == "running"
 
 
 @pytest.mark.slow
@@ -80,9 +169,14 @@ def test_soak_that_breaks_after_an_era_leaves_its_hash(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_soak_that_was_to_leave_no_record_leaves_one_when_it_crashes(tmp_path: Path) -> None:
+def test_soak_that_was_to_leave_no_record_leaves_one_when_it_crashes_and_none_when_it_is_stopped(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_unrecorded(short_plan(3), MADE, tmp_path, 500, interrupt)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(Broken):
+        run_unrecorded(short_plan(3), MADE, tmp_path, 500, crash)
     assert read_record(tmp_path / "seed-3.json").verdict == "crashed"
 
 

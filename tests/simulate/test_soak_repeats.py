@@ -11,8 +11,9 @@ from soak_rig import QUIET, calserve, elsewhere, short_plan
 
 from calserve.simulate.plan import RunPlan
 from calserve.simulate.record import Made, made_here, read_record, write_record
+from calserve.simulate.replaying import replay
 from calserve.simulate.run import Run
-from calserve.simulate.soak import replay, run_recorded
+from calserve.simulate.soak import run_recorded
 
 DIGEST = """
 import logging, sys
@@ -86,7 +87,7 @@ def test_record_replayed_by_the_command_says_so_and_ends_with_0(record_path: Pat
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        ({}, "The same commit came out otherwise"),
+        ({}, "Either the record does not belong to its plan or its commit, or something in a run does not follow"),
         ({"commit": "f" * 40}, f"recorded at commit {'f' * 40} and this is "),
         ({"python": "3.99.1"}, "recorded under Python 3.99.1, this is "),
     ],

@@ -15,6 +15,7 @@ from server_rig import environment, quick_profile
 from calserve.progress import SilentProgress
 from calserve.runtime.lock import RUNTIME_DIR_VARIABLE, BoardLock
 from calserve.simulate.wall import WallOptions, run_wall_soak
+from calserve.simulate.wall import report as wall_report
 from calserve.simulate.wall import run as wall_run
 from calserve.simulate.wall.cases import SimCases
 from calserve.simulate.wall.report import JSON_NAME, SVG_NAME, WallReport
@@ -98,7 +99,7 @@ def test_soak_that_gets_wrong_answers_fails(tmp_path: Path, monkeypatch: pytest.
     profile = str(quick_profile(tmp_path / "lanes.yaml", "assumed-lanes"))
     report = soak(tmp_path / "out", 0.05, board_profile=profile, has_faults=False)
     assert report.verdict == "failed"
-    assert {check.name for check in report.checks if not check.ok} == {"answers", "golden at the end"}
+    assert {check.name for check in report.checks if check.ok is False} == {"answers", "golden at the end"}
     assert "is not" in report.wrong[0]
 
 
@@ -136,6 +137,19 @@ def test_soak_told_to_stop_leaves_its_record_and_no_server(tmp_path: Path, numbe
         pass
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in said  # which the command line turns into its own word and code
+    assert f"calserve.stopping.Stopped: {number.value}" in said  # which the command line turns into a word and a code
     found = json.loads((tmp_path / "out" / JSON_NAME).read_text())
     assert (found["verdict"], found["reason"]) == ("stopped", "it was told to stop before its end")
+
+
+def test_soak_whose_disk_is_full_still_comes_to_its_verdict_and_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(wall_report, "replace_file", full)
+    profile = str(quick_profile(tmp_path / "lanes.yaml", "assumed-lanes"))
+    report = soak(tmp_path / "out", 0.05, board_profile=profile, has_faults=False)
+    assert report.verdict == "passed", report.reason
+    assert report.unwritten == f"{tmp_path / 'out' / JSON_NAME} could not be written: No space left on device."

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from calserve.simulate.wall.conclude import conclude
+from calserve.simulate.wall.report import WallReport, print_report
 from calserve.simulate.wall.samples import SAMPLES_MAX, Sample, Samples, lives, parse_metrics
 from calserve.simulate.wall.verdict import (
     MIB,
@@ -45,7 +50,7 @@ def test_drift_leaves_the_warm_up_out() -> None:
 
 
 def failed(samples: list[list[Sample]]) -> list[str]:
-    return [check.name for check in drift_checks(samples) if not check.ok]
+    return [check.name for check in drift_checks(samples) if check.ok is False]
 
 
 def test_drift_checks_see_a_leak_and_not_a_restart() -> None:
@@ -87,6 +92,32 @@ def test_drift_of_device_memory_counts_only_while_the_model_serves() -> None:
     assert failed([recovering]) == []
     growing = [device(i, 5.0 * MIB + i, 1.0) for i in range(100)]
     assert failed([growing]) == ["device memory drift"]
+
+
+def test_drift_of_what_was_never_seen_is_not_judged_and_does_not_count_as_passed() -> None:
+    real = [Sample(float(i), 1, 100 * MIB, 20, 8, 0, {"board_simulated": 0.0}) for i in range(100)]
+    verdicts = {check.name: check.ok for check in drift_checks([real])}
+    assert verdicts["device memory drift"] is None
+    assert verdicts["rss drift"] is True
+    assert {check.ok for check in drift_checks([])} == {None}
+
+
+def test_report_names_what_was_not_judged_apart_from_what_passed() -> None:
+    report = WallReport({}, {})
+    report.golden = "passed"
+    report.exit_code = 0
+    report.samples = [Sample(0.0, 1, 100 * MIB, 20, 8, 0, {**IDLE, "model_state:ready": 1.0})]
+    conclude(report, IDLE, unsent=0, has_faults=False)
+    plain = {check["name"]: check["ok"] for check in report.to_json()["checks"]}
+    assert plain["rss drift"] is None
+    assert plain["golden at the end"] is True
+    assert report.passed
+    assert report.reason.startswith("every check that was judged is in its bounds; not judged: rss drift, ")
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=200))
+    (line,) = (line for line in shown.getvalue().splitlines() if "rss drift" in line and "nothing to judge" in line)
+    assert "not judged" in line
+    assert " ok " not in line
 
 
 def test_kv_check_wants_every_unit_in_one_state() -> None:

@@ -21,6 +21,7 @@ from calserve.core.job import Task
 from calserve.package.fault import PackageError
 from calserve.package.plan import Measured
 from calserve.runtime.contract import Board, BoardPackage, LoadOptions, Session
+from calserve.whole_file import replace_file
 
 SCHEMA = "calserve-measured/v1"
 GENERATION = 1
@@ -76,8 +77,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def write_measured(measured: Measured, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema": SCHEMA, **asdict(measured)}, indent=1) + "\n", encoding="utf-8")
+    replace_file(path, json.dumps({"schema": SCHEMA, **asdict(measured)}, indent=1) + "\n")
 
 
 def read_measured(path: Path, package: BoardPackage) -> Measured:

@@ -20,8 +20,9 @@ from calserve.api.answers import Disconnected, read_body, send_error, send_json
 from calserve.api.logprobs import TokenView
 from calserve.api.parameters import parse_chat, parse_completion
 from calserve.api.schemas import ChatBody, Common, CompletionBody
-from calserve.api.shapes import Answer, ChatShape, CompletionShape, Head, Shape
+from calserve.api.shapes import ChatShape, CompletionShape, Head, Shape
 from calserve.api.sse import EventWriter
+from calserve.service.answer import Answer
 from calserve.service.bridge import Stream
 from calserve.service.generation import Ask, Refused
 from calserve.service.service import Service
@@ -185,12 +186,7 @@ async def _send_whole(send: Send, stream: Stream, shape: Shape) -> None:
             await send_error(send, error)
             return
         for index, item in parts:
-            if isinstance(item, Ending):
-                answers[index].reason, answers[index].usage = item.reason, item.usage
-            else:
-                answers[index].text.append(item.text)
-                answers[index].choices.extend(item.choices)
-                answers[index].offsets.extend(item.offsets)
+            answers[index].take(item)
     await send_json(send, 200, shape.body(answers), [(b"x-request-id", stream.id.encode())])
 
 

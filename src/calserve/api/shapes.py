@@ -7,31 +7,20 @@ of a chunk that do not change are encoded once, so that a token costs one JSON s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from calserve.api.logprobs import TokenView, chat_logprobs, completion_logprobs
+from calserve.service.answer import Answer
 from calserve.service.terms import Choice, FinishReason, Usage
 
 _encode = msgspec.json.Encoder().encode
 _TEXT = "\x00text"
 _TEXT_JSON = _encode(_TEXT)
 
-NO_USAGE = Usage(0, 0)
 DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(slots=True)
-class Answer:
-    """One choice of a whole answer, as it is gathered."""
-
-    text: list[str] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    reason: FinishReason | None = None
-    usage: Usage = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from calserve.whole_file import replace_file
+
 
 def percentile(values: Iterable[float], share: float) -> float:
     """Nearest-rank percentile; 0.0 of nothing."""
@@ -85,4 +87,4 @@ def write_json(
 ) -> None:
     """host: every sample of the host's part, where it ran."""
     rows = [{"streams": s.streams, "tokens_per_s": s.rates, "ttft_s": s.ttft, "tpot_s": s.tpot} for s in samples]
-    path.write_text(json.dumps({"facts": dict(facts), "samples": rows, "host": dict(host or {})}, indent=1))
+    replace_file(path, json.dumps({"facts": dict(facts), "samples": rows, "host": dict(host or {})}, indent=1))

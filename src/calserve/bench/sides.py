@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from calserve.bench.workload import Work
+from calserve.stopping import child_environment
 
 _CLI = (sys.executable, "-m", "calserve.cli")
 
@@ -34,7 +34,8 @@ class SideProcess:
     def start(cls, name: str, model: Path, *extra: str) -> SideProcess:
         command = [*_CLI, "bench-worker", name, "--model", str(model), *extra]
         log = _log_file(name)
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=child_environment())
         side = cls(name, process, log)
         side._read()
         return side
@@ -75,7 +76,7 @@ class ServerProcess:
         log = _log_file("server")
         command = [*_CLI, "serve", "--model", str(model), "--port", "0", *extra]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            command, stdout=subprocess.PIPE, stderr=log, env={**child_environment(), "PYTHONUNBUFFERED": "1"}
         )
         assert process.stdout is not None
         for raw in process.stdout:

@@ -1,5 +1,5 @@
 """`python -m calserve.cli`: the same as the `calserve` command."""
 
-from calserve.cli.app import main
+from calserve.cli import main
 
 main()

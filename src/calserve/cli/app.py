@@ -86,11 +86,11 @@ def serve(
     board: Annotated[Optional[str], typer.Option(help="openvino or sim; the package's own by default.")] = None,  # noqa: UP045
     board_profile: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="With --board sim: the kind of board, by name or from a YAML file."),
+        typer.Option(help="With --board sim: the kind of board, by name or from a YAML file (docs/board-profile.md)."),
     ] = None,
     fault_plan: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="With --board sim: what goes wrong, and when; a YAML file."),
+        typer.Option(help="With --board sim: what goes wrong, and when; a YAML file as in docs/fault-plan.md."),
     ] = None,
     chips: Annotated[
         Optional[int],  # noqa: UP045
@@ -154,8 +154,10 @@ def bench(
         from rich.console import Console
 
         from calserve.bench.run import BenchOptions, run_bench
+        from calserve.cli.outputs import check_file
         from calserve.progress import choose_progress
 
+        check_file(json_path, "--json")
         options = BenchOptions(
             model=model,
             source=source,
@@ -252,7 +254,7 @@ def soak(
     board_profile: Annotated[str, typer.Option(help="Every era on this kind of sim board, by name or file.")] = "",
     max_in_flight: Annotated[Optional[int], ranged(1, 2, "With --board-profile: jobs at once.")] = None,  # noqa: UP045
     bank: Annotated[str, typer.Option(help="With --board-profile: auto or fixed; each in turn by default.")] = "",
-    fault_plan: Annotated[Optional[Path], typer.Option(help="--wall: instead of drawn faults.")] = None,  # noqa: UP045
+    fault_plan: Annotated[Optional[Path], typer.Option(help="--wall: faults; docs/fault-plan.md.")] = None,  # noqa: UP045
     chips: Annotated[int, ranged(0, 2, "--wall: chips; 0 for the board's own.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:

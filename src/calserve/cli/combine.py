@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from calserve.cli.app import app
+from calserve.cli.outputs import check_directory
 from calserve.cli.refusals import told_in_one_sentence
 
 
@@ -30,6 +31,7 @@ def combine(
         from calserve.package.combine import combine as combine_packages
         from calserve.progress import choose_progress
 
+        check_directory(out, "-o")
         options = CombineOptions(alias_a, alias_b, force)
         report = combine_packages(a, b, out, options, choose_progress())
         models = ", ".join(f"{alias} on chip {chip}" for alias, chip in report.models.items())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Optional, cast
 import typer
 
 from calserve.cli.app import DEFAULT_CACHE, TOKENS_MAX, app
+from calserve.cli.outputs import check_directory
 from calserve.cli.ranges import ranged
 from calserve.cli.refusals import Refusal, told_in_one_sentence
 
@@ -82,6 +83,7 @@ def pack(  # noqa: PLR0913, PLR0917  (a command's flags are its parameters)
 ) -> None:
     """Make a package, and say how well it agrees with its source. Exit code 3: a replay came out differently."""
     with told_in_one_sentence():
+        check_directory(out, "-o")
         given = {name for name in context_.params if _is_given(context_, name)}
         flags = _Flags(
             out, profiles, context, weights, numerics, reference, alias, cache, geometry, board_profile, chips, force

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from calserve.cli.app import LANES_MAX, TOKENS_MAX, app
+from calserve.cli.outputs import check_file
 from calserve.cli.plan_table import chips_words, plan_tree, print_plan
 from calserve.cli.ranges import ranged
 from calserve.cli.refusals import REFUSED, Refusal, say, told_in_one_sentence
@@ -81,6 +82,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's flags are its parameters)
 ) -> None:
     """Whether models have room on a board's chips. Exit code 1 when one has none, 3 when one is over the line."""
     with told_in_one_sentence():
+        check_file(record, "--record")
         flags = PlanFlags(board, board_profile, dram, chips, context, lanes, weights, measure, record, measured)
         plans = run_plan(models, flags)
         if as_json:

@@ -7,17 +7,32 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from calserve.accept.evidence import load_soak, write_evidence
+from calserve.accept.evidence import write_evidence
 from calserve.accept.pingpong import PingPongOptions, Report, run_pingpong
-from calserve.cli.boards import DEFAULT_SIM_MODEL, DEFAULT_SIM_PROFILE, open_board, sim_sessions
+from calserve.accept.soak_record import load_soak
+from calserve.cli.boards import (
+    DEFAULT_SIM_MODEL,
+    DEFAULT_SIM_PROFILE,
+    is_package,
+    open_board,
+    package_profile,
+    sim_sessions,
+)
+from calserve.cli.outputs import check_file
 from calserve.cli.refusals import Refusal
-from calserve.package.reader import open_package
+from calserve.package.address import chips_of
+from calserve.package.reader import one_model, open_sealed
 from calserve.progress import choose_progress
 from calserve.runtime.contract import Board, BoardPackage
+from calserve.whole_file import replace_file
+
+if TYPE_CHECKING:
+    from calserve.runtime.sim.figures import SimProfile
 
 # What a host takes between a job's end and its next submit, on a simulated board's virtual clock; measured with the
 # embedded board (`make bench`, job end to next submit).
@@ -44,17 +59,23 @@ class ProveFlags:
 
 def run_prove(flags: ProveFlags, board_name: str | None) -> int:
     """Exit code: 0 the capability is C0 here, 3 it is not."""
+    check_file(flags.out, "-o")
+    check_file(flags.trace, "--trace")
     soak = load_soak(flags.soak) if flags.soak is not None else None
     with ExitStack() as held:
-        if board_name == "sim":
+        if board_name == "sim" and not is_package(flags.model):
             board, package, timing = _simulated(flags, held)
         else:
             if flags.model is None:
                 raise Refusal("--model takes a package directory; with --board sim it may be left out.")
-            package = open_package(Path(flags.model))
+            package = one_model(open_sealed(Path(flags.model)))
             if board_name not in (None, package.board):
                 raise Refusal(f"{flags.model} is a package for board {package.board}, not {board_name}.")
-            board, timing = open_board(package.board), PingPongOptions(time.monotonic_ns)
+            if package.board == "sim":
+                board, timing = _on_virtual_time(package_profile(package, flags.profile), chips_of(package.chip_mask))
+            else:
+                board, timing = open_board(package.board), PingPongOptions(time.monotonic_ns)
+        _check_rows(flags.rows, package.max_lanes)
         options = PingPongOptions(
             timing.clock,
             timing.spend,
@@ -74,9 +95,17 @@ def run_prove(flags: ProveFlags, board_name: str | None) -> int:
     return 0 if report.evidence.state == "C0" else EXIT_NOT_PROVEN
 
 
+def _check_rows(rows: int, lanes: int) -> None:
+    """More than a session has lanes for says nothing about the board."""
+    if rows > max(1, lanes // 2):
+        raise Refusal(
+            f"--rows is at most {max(1, lanes // 2)} with this package: two sets of {rows} sequences need "
+            f"{2 * rows} lanes, and it has {lanes}."
+        )
+
+
 def _simulated(flags: ProveFlags, held: ExitStack) -> tuple[Board, BoardPackage, PingPongOptions]:
     """The package that `calserve serve --board sim` serves, on virtual time."""
-    from calserve.runtime.sim import SimBoard, VirtualClock
     from calserve.runtime.sim.profile import load_profile
     from calserve.runtime.sim.serving import served_sim_package
 
@@ -84,9 +113,16 @@ def _simulated(flags: ProveFlags, held: ExitStack) -> tuple[Board, BoardPackage,
     root = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="calserve-prove-")))
     package = served_sim_package(profile, flags.model or DEFAULT_SIM_MODEL, root)
     sessions = sim_sessions(profile.name, profile.chips, profile.session_chips, None)
+    board, timing = _on_virtual_time(profile, next(iter(sessions.values())))
+    return board, package, timing
+
+
+def _on_virtual_time(profile: SimProfile, chips: tuple[int, ...]) -> tuple[Board, PingPongOptions]:
+    from calserve.runtime.sim import SimBoard, VirtualClock
+
     clock = VirtualClock()
-    timing = PingPongOptions(clock.now_ns, lambda: clock.spend(SIM_HOST_NS), chips=next(iter(sessions.values())))
-    return SimBoard(profile, clock=clock), package, timing
+    timing = PingPongOptions(clock.now_ns, lambda: clock.spend(SIM_HOST_NS), chips=chips)
+    return SimBoard(profile, clock=clock), timing
 
 
 def _write_trace(report: Report, path: Path, console: Console) -> None:
@@ -96,8 +132,7 @@ def _write_trace(report: Report, path: Path, console: Console) -> None:
     if not report.spans:
         console.print("no trace: no run with two jobs in flight came to its end", highlight=False, markup=False)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(chrome_trace(report.spans), encoding="utf-8")
+    replace_file(path, chrome_trace(report.spans))
     console.print(f"trace: {path}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -3,7 +3,7 @@
 0 an orderly end; 1 refused: the model, the board, the port, the configuration or a request; 2 a wrong flag; 3 a check
 that ran to its end did not hold (`soak`, `prove`); 70 an invariant of ours broke, or the engine did not answer a
 shutdown; 75 the board failed in a way that a new process may cure: the supervisor should start one; 76 a drain was cut
-before the board was released. 130: interrupted.
+before the board was released. 130: interrupted; 129 and 143: told to end by SIGHUP or SIGTERM, in order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from contextlib import contextmanager
 
 import typer
 
+from calserve.cli.interrupts import listen_to_interrupts
+from calserve.stopping import stop_of
+
 REFUSED = 1
 
 
@@ -24,7 +27,11 @@ class Refusal(Exception):
 
 @contextmanager
 def told_in_one_sentence() -> Iterator[None]:
-    """Turn expected failures into their sentence and exit code 1; anything else stays a bug."""
+    """Turn expected failures into their sentence and exit code 1; anything else stays a bug.
+
+    From here on Ctrl-C is the command's own: what it began is put in order before it ends.
+    """
+    listen_to_interrupts()
     try:
         yield
     except OSError as error:
@@ -32,9 +39,10 @@ def told_in_one_sentence() -> Iterator[None]:
             _refuse(f"No space is left on the device{_of(error)}.")
         else:
             _refuse(f"{os.strerror(error.errno) if error.errno else error}{_of(error)}.")
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as interrupt:
+        stopped = stop_of(interrupt)
+        typer.echo(stopped.sentence, err=True)
+        raise typer.Exit(stopped.exit_code) from None
     except Exception as error:
         if not isinstance(error, _expected()):
             raise

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from calserve.cli.app import app
+from calserve.cli.outputs import check_file
 from calserve.cli.ranges import ranged
 from calserve.cli.refusals import Refusal, told_in_one_sentence
 
@@ -36,11 +37,13 @@ def run(
     with told_in_one_sentence():
         if not golden:
             raise Refusal("calserve run takes --golden: the goldens are what there is to run.")
+        check_file(json_path, "--json")
         from calserve.accept.runner import RunOptions, run_goldens
         from calserve.cli.boards import open_runner_board
         from calserve.package.reader import models_of, open_tree
         from calserve.package.sealed import seal
         from calserve.progress import choose_progress
+        from calserve.whole_file import replace_file
 
         progress = choose_progress()
         with progress.step(f"Checking {package}"):
@@ -54,8 +57,7 @@ def run(
             report = run_goldens(board, tree, models, RunOptions(clock, concurrent, rounds), progress)
         _print(report)
         if json_path is not None:
-            json_path.parent.mkdir(parents=True, exist_ok=True)
-            json_path.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+            replace_file(json_path, json.dumps(asdict(report), indent=1) + "\n")
         raise typer.Exit(EXIT_FOUND if report.findings else 0)
 
 

@@ -8,14 +8,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from calserve.cli.outputs import check_directory, check_file
 from calserve.cli.refusals import Refusal
 from calserve.progress import choose_progress
 from calserve.simulate.one_board import BoardChoice, doubt_about_choice, doubt_about_replay
-from calserve.simulate.plan import HOUR, MINUTE, SEED_MAX
-from calserve.simulate.record import made_here, read_record
+from calserve.simulate.plan import MINUTE, SEED_MAX
+from calserve.simulate.record import is_as_written, made_here, read_record
 from calserve.simulate.recovery import count_cases, measure_recoveries
+from calserve.simulate.replaying import replay
 from calserve.simulate.report import plan_text, print_report, recovery_json, recovery_markdown, report_json
-from calserve.simulate.soak import SoakOptions, be_quiet, replay, soak
+from calserve.simulate.soak import SoakOptions, be_quiet, soak
+from calserve.stopping import stopping_on
+from calserve.whole_file import replace_file
 
 # A run that found something: distinct from a refusal, which ran nothing.
 EXIT_FOUND = 3
@@ -47,6 +51,8 @@ def run_soak(flags: SoakFlags) -> int:
     be_quiet()
     if flags.record is not None and flags.seeds > 1:
         raise Refusal("--record keeps one run; of several --seeds, those that fail leave their records in --records.")
+    check_file(flags.record, "--record")
+    check_directory(flags.records, "--records")
     options = SoakOptions(
         seed=_seed(flags.seed, flags.seeds),
         duration_ns=_duration_ns(flags),
@@ -59,35 +65,40 @@ def run_soak(flags: SoakFlags) -> int:
         min_requests=flags.min_requests,
         board=_choice(flags),
     )
-    if flags.record is not None:
-        _check_writable(flags.record, "--record")
     console = Console(stderr=flags.as_json)
     console.print(
-        plan_text(options.plan(), made_here()),
+        plan_text(options.plan(), made_here(), asked_ns=options.duration_ns),
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
-    report = soak(options, choose_progress())
+    with stopping_on():
+        report = soak(options, choose_progress())
     if flags.as_json:
         print(json.dumps(report_json(report), indent=1))
     else:
         print_report(report, console, all_paths=False)
+    if report.unwritten:
+        raise Refusal(report.unwritten[0])
     return 0 if report.is_clean else EXIT_FOUND
 
 
 def run_replay(path: Path, check_every: int, as_json: bool) -> int:
-    """Run a record again. Exit code: 0 the same, 3 not."""
+    """Run a record again. Exit code: 0 the same steps and the same verdict, 3 not."""
     be_quiet()
     record = read_record(path)
     if doubt := doubt_about_replay(record.plan, record.proof):
         raise Refusal(f"{path}: {doubt}")
+    is_whole = is_as_written(path, record)
     console = Console(stderr=as_json)
     console.print(plan_text(record.plan, record.made), highlight=False, markup=False, soft_wrap=True)
-    done = replay(record, choose_progress(), check_every)
+    with stopping_on():
+        done = replay(record, choose_progress(), check_every, is_as_written=is_whole)
     if as_json:
         print(
             json.dumps(
                 {
                     "is_same": done.is_same,
+                    "is_as_written": is_whole,
+                    "verdict_then": record.verdict,
                     "differs_in_era": done.differs_in_era,
                     "explanation": done.explanation,
                     "violations_then": record.violations,
@@ -107,13 +118,13 @@ def run_replay(path: Path, check_every: int, as_json: bool) -> int:
 def run_recovery_report(path: Path, seed: int) -> int:
     """Measure every kind of fault and write the table: JSON for a name ending in .json, else Markdown."""
     _seed(seed, 1)
-    _check_writable(path, "--report")
+    check_file(path, "--report")
     be_quiet()
-    with choose_progress().step("Faults", count_cases(), "faults") as step:
+    with stopping_on(), choose_progress().step("Faults", count_cases(), "faults") as step:
         rows = measure_recoveries(seed, lambda: step.advance(1))
     made = made_here()
     text = json.dumps(recovery_json(rows), indent=1) if path.suffix == ".json" else recovery_markdown(rows, made, seed)
-    path.write_text(text, encoding="utf-8")
+    replace_file(path, text)
     wrong = [row for row in rows if row.violations]
     console = Console()
     for row in wrong:
@@ -144,6 +155,7 @@ def run_wall(flags: WallFlags) -> int:
     from calserve.cli.soak_wall import run_soak_wall
     from calserve.simulate.wall import WallOptions
 
+    check_directory(flags.out, "--out")
     options = WallOptions(
         out=flags.out,
         minutes=_minutes(flags.hours, flags.minutes),
@@ -177,17 +189,6 @@ def _choice(flags: SoakFlags) -> BoardChoice | None:
     return choice
 
 
-def _check_writable(path: Path, flag: str) -> None:
-    """Before anything runs: what took minutes would be lost for want of a place."""
-    if path.is_dir():
-        raise Refusal(f"{path} is a directory; {flag} takes a file.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise Refusal(f"{path.parent} is no directory, so {flag} cannot put a file there.") from None
-    path.open("a").close()
-
-
 def _seed(seed: int, seeds: int) -> int:
     """`seeds` of them from `seed` on."""
     if seed + seeds - 1 > SEED_MAX:
@@ -196,4 +197,5 @@ def _seed(seed: int, seeds: int) -> int:
 
 
 def _duration_ns(flags: SoakFlags) -> int:
-    return max(MINUTE, int(_minutes(flags.hours, flags.minutes) / 60 * HOUR))
+    """What was asked for. A drawn run is as long as its shortest phases at least, and says so."""
+    return max(1, round(_minutes(flags.hours, flags.minutes) * MINUTE))

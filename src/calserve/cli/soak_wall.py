@@ -6,6 +6,7 @@ import json
 
 from rich.console import Console
 
+from calserve.cli.refusals import Refusal
 from calserve.progress import choose_progress
 from calserve.simulate.wall import WallOptions, print_report, run_wall_soak
 
@@ -20,4 +21,6 @@ def run_soak_wall(options: WallOptions, as_json: bool) -> int:
         print(json.dumps(report.to_json(), indent=1))
     else:
         print_report(report, Console())
+    if report.unwritten:
+        raise Refusal(report.unwritten)
     return 0 if report.passed else EXIT_FAILED

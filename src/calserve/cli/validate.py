@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from calserve.cli.app import app
+from calserve.cli.outputs import check_file
 from calserve.cli.refusals import Refusal, told_in_one_sentence
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def validate(
             raise Refusal("--fast looks at no contents and --full runs the package; choose one.")
         from calserve.progress import choose_progress
 
+        check_file(None if json_path == Path("-") else json_path, "--json")
         verdict = _judge(package, fast, full, strict, choose_progress())
         _tell(verdict, json_path)
         raise typer.Exit(verdict.exit_code)
@@ -54,12 +56,14 @@ def _tell(verdict: Verdict, json_path: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
+    from calserve.whole_file import replace_file
+
     text = msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"
     if json_path == Path("-"):
         typer.echo(text.decode(), nl=False)
         return
     if json_path is not None:
-        json_path.write_bytes(text)
+        replace_file(json_path, text.decode())
     print_verdict(verdict, Console())
 
 

@@ -18,7 +18,8 @@ class Submit:
     """A parsed, tokenized request arrives.
 
     model: the alias asked for. deadline_ns: absolute, on the engine's clock, or None for the configured default.
-    max_new_tokens: None reserves to the end of the context. arrived_ns: when the server read it.
+    max_new_tokens: None reserves to the end of the context. arrived_ns: when the server read it. is_whole: the client
+    sees nothing before the end, so that whatever was delivered for it may still be thrown away.
     """
 
     request: str
@@ -28,6 +29,7 @@ class Submit:
     max_new_tokens: int | None
     arrived_ns: int
     deadline_ns: int | None = None
+    is_whole: bool = False
 
 
 class CancelCause(Enum):

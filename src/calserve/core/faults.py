@@ -64,7 +64,7 @@ class Aftermath(Enum):
 class FaultRule:
     """One row. job, admission, recovery: the seed's columns.
 
-    end: how the job's requests end. may_restart: those that sent nothing are queued again, once.
+    end: how the job's requests end. may_restart: those whose client has seen nothing are queued again, once.
     refused: a job that never reached the device. Its rows stand as before, so what refused them would refuse them
         again: no rule lets the same rows go at once.
     failed: a job that came back bad. Its lanes stay fenced until the generation is rebuilt.

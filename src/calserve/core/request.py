@@ -56,7 +56,8 @@ class Request:
     generation: int = 0
     lane: Lane | None = None
     generated: int = 0
-    deliveries: int = 0  # Emit orders so far: above 0 the client has seen something
+    is_whole: bool = False  # the client sees nothing before the end
+    deliveries: int = 0  # Emit orders since it began, or began anew
     restarted: bool = False
     is_long_prefill: bool = False  # counts against the cap on long prefills
     cost: int = 0  # charged at admission
@@ -76,6 +77,11 @@ class Request:
     def is_waiting(self) -> bool:
         """In line, without a lane."""
         return self.state in WAITING
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the client has something of the answer, which could not be taken back."""
+        return self.deliveries > 0 and not self.is_whole
 
     @property
     def total_tokens(self) -> int:
@@ -110,6 +116,7 @@ class Request:
             self.asked_new_tokens,
             self.arrived_ns,
             self.deadline_ns,
+            self.is_whole,
         )
 
     @property

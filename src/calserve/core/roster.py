@@ -4,7 +4,7 @@ Owns: every live request, the waiting line, the ready sets, the fair clock, the 
 (`end`; `hand_over` leaves it to another roster). Must not know: what runs in a job, the lifecycle, tokens, text.
 
 Life of a request: `accept` puts it in the line or refuses it; `give_lane` admits it; `end` tells the client, once,
-and gives back what no job still writes. `lose` sends one that nobody has seen anything of back to the line.
+and gives back what no job still writes. `lose` sends one whose client has seen nothing back to the line.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class Roster:
                     deadline_ns=deadline,
                     queue=prefill_queue(self._config, event.prompt_tokens),
                     model=event.model,
+                    is_whole=event.is_whole,
                     restarted=restarted,
                 )
             )
@@ -255,18 +256,20 @@ class Roster:
             self.lose(request, reason, failure)
 
     def lose(self, request: Request, reason: FinishReason, failure: Failure) -> None:
-        """Its KV is lost: it ends, unless nothing was sent; then it is queued again, once."""
-        if request.deliveries or request.restarted or not self.restarting:
+        """Its KV is lost: it ends, unless its client has seen nothing; then it is queued again, once."""
+        if request.is_seen or request.restarted or not self.restarting:
             self.end(request, reason, failure=failure)
             return
         request.restarted = True
         self._out.count("restarted_requests")
+        if request.deliveries:
+            self._out.count("restarted_whole_answers")
         self.send_back(request)
 
     def send_back(self, request: Request) -> None:
         """To the front of its line, as if never admitted."""
         self._give_back_lane(request)
         request.move(RequestEvent.REQUEUE)
-        request.generated = request.spent = 0
+        request.generated = request.deliveries = request.spent = 0
         self.clock.join(request.tenant)
         self.line.add(request, in_front=True)

@@ -42,7 +42,7 @@ class RequestEvent(_Symbol):
     TOKEN_DONE = "token_done"  # a token was sampled, more may follow
     ROLL_BACK = "roll_back"  # its job never reached the device
     LAST_TOKEN = "last_token"  # a token was sampled and it is the last
-    REQUEUE = "requeue"  # its KV was lost (or refused) before anything was sent: start over
+    REQUEUE = "requeue"  # its KV was lost (or refused), and its client has seen nothing: start over
     TELL = "tell"  # the client was told the regular end
     CANCEL = "cancel"
     FAIL = "fail"  # refused, expired, lost with the device, shut down

@@ -8,7 +8,7 @@ released or reset.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calserve.runtime.contract import Board
 
@@ -17,13 +17,23 @@ AUDIT_EVERY_NS = 5_000_000_000
 
 @dataclass(slots=True)
 class BoardAudit:
-    """On the engine thread. Without a board nothing is ever due."""
+    """On the engine thread. Without a board nothing is ever due.
+
+    told: by session, its generation and what was last wrong in it.
+    """
 
     board: Board | None = None
     last_ns: int | None = None
+    told: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def is_due(self, now_ns: int) -> bool:
         return self.board is not None and (self.last_ns is None or now_ns - self.last_ns >= AUDIT_EVERY_NS)
+
+    def news(self, session: str, generation: int, now_ns: int) -> str:
+        """What does not add up, where this was not said of the generation the last time: said once, it is known."""
+        wrong = self.complaint(now_ns)
+        before, self.told[session] = self.told.get(session), (generation, wrong)
+        return "" if before == (generation, wrong) else wrong
 
     def complaint(self, now_ns: int) -> str:
         """What does not add up while nothing is in flight; empty when all does, or when the board says it is ill."""

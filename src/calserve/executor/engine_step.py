@@ -44,11 +44,12 @@ from calserve.executor.clock import Clock
 from calserve.executor.completion import Completed, GivenUp, SubmittedJob
 from calserve.executor.ending import REACHES_ALL, Endings
 from calserve.executor.lifecycle import LifecycleDone, LifecycleOrder
-from calserve.executor.messages import Delivery, Ending, Inspect, Outlet, Recorder, Submission
+from calserve.executor.messages import Delivery, Inspect, Outlet, Recorder, Submission
 from calserve.executor.pool import BufferCounts, Lease, PoolKey
 from calserve.executor.port import SessionPort
 from calserve.executor.prepare import check_prepared
 from calserve.executor.sequence import Origin, Sequence
+from calserve.executor.telling import Telling, broken_off
 from calserve.runtime.contract import Code, GraphContract, Session
 from calserve.runtime.encoding import encode
 from calserve.runtime.errors import CalCode, failure, meaning
@@ -91,6 +92,7 @@ class EngineSteps:
     ports: dict[str, SessionPort] = field(default_factory=dict)
     sequences: dict[str, Sequence | None] = field(default_factory=dict)  # None: in a job
     lent: dict[str, int] = field(default_factory=dict)
+    telling: Telling = field(default_factory=Telling)
     origins: dict[str, Origin] = field(default_factory=dict)  # to start over when a job never came back
     told: tuple[tuple[str, int, GenerationState], ...] = ()  # session states, as the outlet knows them
     audit: BoardAudit = field(default_factory=BoardAudit)
@@ -99,7 +101,17 @@ class EngineSteps:
     anomalies: list[BoardAnomaly] = field(default_factory=list)  # to be told after the turn they were seen in
 
     def take(self, message: Message) -> None:
-        """One message to its end."""
+        """One message to its end. An exception (a call to the board broke off, an invariant broke) ends the process,
+        loudly; whoever is open then is told here, for no step follows."""
+        try:
+            self._take(message)
+        except Exception:
+            open_requests, self.origins = self.origins, {}
+            if open_requests:
+                self.outlet.deliver(broken_off(open_requests))
+            raise
+
+    def _take(self, message: Message) -> None:
         match message:
             case Submission():
                 if message.event.request not in self.origins:  # another's name: core refuses it, and he keeps his own
@@ -144,14 +156,16 @@ class EngineSteps:
             fact = facts.popleft()
             now = self.clock()
             commands = self.engine.handle(fact, now)
+            later += [command for command in commands if not isinstance(command, SubmitJob | ReleaseLane)]
             try:
                 for command in commands:
                     if isinstance(command, SubmitJob):
                         facts.extend(self._submit(command.spec))
                     elif isinstance(command, ReleaseLane):
                         self._release_lane(command, facts)
-                    else:
-                        later.append(command)
+            except Exception:
+                self._tell_clients(later, said)  # it was decided, and holds
+                raise
             finally:  # the board first, who looks on after it; and what was decided is on record whatever came of it
                 for record in self.recorders:
                     record(now, fact, commands)
@@ -161,33 +175,29 @@ class EngineSteps:
 
     def _tell(self, commands: list[Command], said: dict[tuple[int, int], Delivery]) -> None:
         """Clients, the lifecycle thread, whoever watches the sessions; an Exit last of all."""
-        batch: list[Delivery | Ending] = []
+        self._tell_clients(commands, said)
         ends: list[Exit] = []
         for command in commands:
-            match command:
-                case Emit():
-                    delivery = said.get((command.job, command.row))
-                    if delivery is not None:
-                        batch.append(delivery)
-                case Finish():
-                    self.sequences.pop(command.request, None)
-                    self.origins.pop(command.request, None)
-                    self.lent.pop(command.request, None)
-                    batch.append(
-                        Ending(command.request, command.reason, command.usage, command.refusal, command.failure)
-                    )
-                case Exit():
-                    ends.append(command)
-                case _:
-                    self._order(command)
-        if batch:
-            self.outlet.deliver(batch)
+            if isinstance(command, Exit):
+                ends.append(command)
+            elif not isinstance(command, Emit | Finish):
+                self._order(command)
         states = self.engine.session_states()
         if states != self.told:
             self.told = states
             self.outlet.sessions_changed(self.engine.snapshot(self.clock()).sessions)
         for end in ends:
             self.outlet.exit(end.code, end.reason)
+
+    def _tell_clients(self, commands: list[Command], said: dict[tuple[int, int], Delivery]) -> None:
+        for command in commands:
+            if isinstance(command, Finish):
+                self.sequences.pop(command.request, None)
+                self.origins.pop(command.request, None)
+                self.lent.pop(command.request, None)
+        batch = self.telling.batch(commands, said)
+        if batch:
+            self.outlet.deliver(batch)
 
     # jobs
 
@@ -236,6 +246,7 @@ class EngineSteps:
             sequence = Sequence(*self.origins[row.request])
             self.sequences[row.request] = sequence
             self.lent.pop(row.request, None)
+            self.telling.begins_anew(row.request)
         assert sequence is not None, f"{row.request} is already in a job"
         return sequence
 
@@ -285,9 +296,14 @@ class EngineSteps:
             return
         if any(port.in_flight or port.pool.has_unended for port in self.ports.values()):
             return
-        wrong = self.audit.complaint(now_ns)
+        wrong = self.audit.news(session, generation, now_ns)
         if wrong:
             self.anomalies.append(BoardAnomaly(session, generation, wrong))
+
+    def leave_unended(self) -> None:
+        """No step follows, and the process ends: what a device may still write outlives all of this."""
+        for port in (*self.ports.values(), *self.endings.ports.values(), *self.endings.fenced.values()):
+            port.pool.leave_unended()
 
     def buffer_counts(self) -> BufferCounts:
         """Over all sessions, those included that are about to end. Also from another thread, which only reads."""

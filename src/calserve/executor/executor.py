@@ -118,7 +118,18 @@ class BoardExecutor:
         threads = tuple(self._threads)
         for thread in threads:
             thread.join(max(0.0, ends - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        if any(thread.is_alive() for thread in threads):
+            return False
+        self._leave_unended()
+        return True
+
+    def _leave_unended(self) -> None:
+        """Memory of jobs that were never called over, and of those whose end nobody took from the inbox any more."""
+        self._steps.leave_unended()
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, Completed | GivenUp):
+                message.job.lease.leave()
 
     def _start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -177,6 +188,8 @@ class BoardExecutor:
                         self._inbox.put(GivenUp(job))
                     break
                 wait = again
+            else:
+                job.lease.leave()
 
     def _run_lifecycle(self) -> None:
         while (order := self._orders.get()) is not None:

@@ -66,7 +66,7 @@ class LifecycleSteps:
     open_package: OpenPackage
     options: Mapping[str, LoadOptions]
     clock: Clock
-    packages: dict[str, BoardPackage] = field(default_factory=dict)  # by hash
+    packages: dict[str, BoardPackage] = field(default_factory=dict)  # by session: validated last
     loaded: dict[str, BoardPackage] = field(default_factory=dict)  # by session
     building: dict[str, Session] = field(default_factory=dict)
     step_timeout_ns: int = STEP_TIMEOUT_NS  # of a warm-up's step
@@ -101,7 +101,7 @@ class LifecycleSteps:
         wrong = _graphs_complaint(opened.graphs)
         if wrong:
             return Validated(command.session, command.generation, _refused("validate", wrong))
-        self.packages[command.package] = opened
+        self.packages[command.session] = opened
         return Validated(command.session, command.generation)
 
     def _open_and_configure(self, command: Configure) -> LifecycleDone:
@@ -124,12 +124,12 @@ class LifecycleSteps:
         if isinstance(made, Failure):
             return Configured(name, generation, None, made, proven_by(self.board))
         self.building[name] = made
-        self.loaded[name] = self.packages[command.package]
+        self.loaded[name] = self.packages[name]
         return Configured(name, generation, session_facts(self.board, made, self.options[name].max_in_flight))
 
     def _make(self, command: Configure) -> Session | Failure:
         name = command.session
-        package, options = self.packages[command.package], self.options[name]
+        package, options = self.packages[name], self.options[name]
         code, session = self.board.configure(package, options, name, command.generation)
         if session is None:
             if code == CalCode.SUCCESS:

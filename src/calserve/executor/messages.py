@@ -42,6 +42,8 @@ class Delivery:
 
     choices: of the tokens whose text has left by now, only when log-probabilities were asked for. offsets: parallel,
     the character of the request's output text at which each of these tokens' text begins.
+    is_anew: the answer starts over with this one, after its KV was lost: what was delivered of it before does not count
+    any more. Only where the request's client sees nothing before the end (`Submit.is_whole`).
     """
 
     request: str
@@ -49,6 +51,7 @@ class Delivery:
     tokens: tuple[int, ...]
     choices: tuple[Choice, ...] = ()
     offsets: tuple[int, ...] = ()
+    is_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

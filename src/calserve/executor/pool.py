@@ -47,18 +47,20 @@ class BufferCounts:
 class Lease:
     """Sole right to one set of buffers, with the state they are in.
 
-    has_ended: False from the moment it is put away without the board's word that its job is over.
+    has_ended: False from the moment it is put away without the board's word that its job is over. is_left: the process
+    ends, and this stays with the device on purpose.
 
     Invariants: one holder; a lease dropped while the device may write its memory is an error and says so.
     """
 
-    __slots__ = ("buffers", "has_ended", "key", "state")
+    __slots__ = ("buffers", "has_ended", "is_left", "key", "state")
 
     def __init__(self, key: PoolKey, buffers: HostBuffers) -> None:
         self.key = key
         self.buffers = buffers
         self.state = BufferState.FREE
         self.has_ended = True
+        self.is_left = False
 
     def step(self, event: BufferEvent) -> None:
         self.state = step(BUFFER_STEPS, self.state, event)
@@ -68,9 +70,18 @@ class Lease:
         self.has_ended = self.state not in (BufferState.SUBMITTED, BufferState.RUNNING)
         self.step(BufferEvent.QUARANTINE)
 
+    def leave(self) -> None:
+        """The process is about to end while the device may write this: kept until nothing of the process is left."""
+        self.is_left = True
+        _LEFT.append(self)
+
     def __del__(self) -> None:
-        if self.state in (BufferState.SUBMITTED, BufferState.RUNNING):
+        if not self.is_left and self.state in (BufferState.SUBMITTED, BufferState.RUNNING):
             _log.critical("a buffer lease was dropped while submitted: %s", self.key)
+
+
+# Memory that a device may still write when the process unwinds: freed by nobody but the end of it.
+_LEFT: list[Lease] = []
 
 
 @dataclass(slots=True)
@@ -152,6 +163,12 @@ class BufferPool:
         self.free.clear()
         self.quarantined = [lease for lease in self.quarantined if not lease.has_ended]
         self.made = self.leased + len(self.quarantined)
+
+    def leave_unended(self) -> None:
+        """The process is about to end."""
+        for lease in self.quarantined:
+            if not lease.has_ended:
+                lease.leave()
 
     def _put_away(self, lease: Lease) -> None:
         lease.put_away()

@@ -44,6 +44,8 @@ NAMES_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 440, 64
 # The raw codes of what has no failure of its own: `wait` timed out, and a job that succeeded with unusable rows.
 _TIMEOUT, _SUCCESS = 13, 0
 _NS_PER_MS = 1_000_000
+# Jobs remembered after their end: many times as many as may be out at once.
+GONE_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,15 @@ class _Out:
 class RecordLog:
     """A `Recorder` (see `executor.messages`).
 
-    Invariants: a job is kept from its `SubmitJob` to its end, or to the end of its session's generation. A job that
-    succeeded costs a look at its rows and commands, and no line.
+    Invariants: a job is kept from its `SubmitJob` to its end, or to the end of its session's generation; the last ones
+    that never came back, or came back bad, are remembered beyond it, because an answer to one may still come. A job
+    that succeeded costs a look at its rows and commands, and no line.
     """
 
     def __init__(self) -> None:
         self._log = structlog.stdlib.get_logger(LOGGER)
         self._jobs: dict[int, _Out] = {}
+        self._gone: dict[int, _Out] = {}
         self._resets: dict[tuple[str, int], dict[str, object]] = {}  # ordered and not answered: cause and jobs out
 
     def __call__(self, now_ns: int, event: Event, commands: Sequence[Command]) -> None:
@@ -83,7 +87,7 @@ class RecordLog:
     # Jobs
 
     def _end_job(self, event: JobDone) -> None:
-        out = self._jobs.pop(event.job, None)
+        out = self._jobs.pop(event.job, None) or self._gone.get(event.job)
         wrong = [index for index, row in enumerate(event.rows) if row.end is RowEnd.ERROR]
         if wrong:
             names = _job_names(event.job, event.generation, out)
@@ -96,14 +100,21 @@ class RecordLog:
         self._log.log(level, "a job was not taken", **names, **_cause(event.failure))
 
     def _job_failed(self, event: JobFailed, now_ns: int) -> None:
-        out = self._jobs.pop(event.job, None)
+        out = self._jobs.pop(event.job, None) or self._gone.get(event.job)
+        if out is not None:
+            self._remember(event.job, out)
         names = _job_names(event.job, event.generation, out)
         self._log.error("a job failed", **names, age_ms=_age_ms(out, now_ns), **_cause(event.failure))
 
     def _job_overdue(self, event: JobOverdue, now_ns: int) -> None:
-        out = self._jobs.get(event.job)
+        out = self._jobs.get(event.job) or self._gone.get(event.job)
         names = _job_names(event.job, event.generation, out)
         self._log.warning("a job is overdue", **names, age_ms=_age_ms(out, now_ns), stage="wait", code=_TIMEOUT)
+
+    def _remember(self, job: int, out: _Out) -> None:
+        self._gone[job] = out
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
 
     # Sessions
 
@@ -130,7 +141,7 @@ class RecordLog:
             # Nothing of this generation is on the device any more; a job of it that never came back is over.
             for job, out in tuple(self._jobs.items()):
                 if out.spec.session == event.session and out.spec.generation <= event.generation:
-                    del self._jobs[job]
+                    self._remember(job, self._jobs.pop(job))
 
     def _anomaly(self, event: BoardAnomaly, now_ns: int) -> None:
         names = {"session": event.session, "generation": event.generation, "stage": "counters", "detail": event.detail}
@@ -181,7 +192,7 @@ _TELL: Mapping[type[Event], Callable[[RecordLog, Any, int], None]] = MappingProx
 
 
 def _job_names(job: int, generation: int, out: _Out | None) -> dict[str, object]:
-    """An event about a job that is not out any more is stale, and says so by naming no session."""
+    """An event about a job that nobody remembers names no session."""
     if out is None:
         return {"job": job, "session": None, "generation": generation}
     spec = out.spec

@@ -377,8 +377,8 @@ class Board(Protocol):
     ) -> tuple[Code, Session | None]:
         """`CreateCalbin` + `configure`; slow. Code 7 while a current calbin exists on a one-calbin board.
 
-        A combined package is one calbin (seed 004, section 6): a model whose `package.bundle` is the current one becomes
-        a session of it, and nothing is configured again. It stays current until the last of its sessions is closed."""
+        A combined package is one calbin (seed 004, section 6): a model whose `package.bundle` is the current one
+        becomes a session of it, and nothing is configured again. It stays current until the last of them is closed."""
 
     def reset(self, scope: ResetScope, session: str | None) -> Code:
         """End what runs within the scope's reach; a code other than 0 says that nothing is known to have ended.

@@ -44,7 +44,8 @@ class Stream:
     """What one client reads: the deliveries of one or more requests, in order of arrival.
 
     Invariants: every member has exactly one Ending and nothing after it; after a stall nothing is kept. Used on the
-    event loop only, by one reader. `wakes_on_text` False lets a reader who wants the whole text sleep to the end.
+    event loop only, by one reader. `wakes_on_text` False lets a reader who wants the whole text sleep to the end; only
+    its answers may start over.
     """
 
     __slots__ = (
@@ -93,6 +94,8 @@ class Stream:
     def push(self, index: int, item: Delivery | Ending) -> bool:
         """Keep `item` for the reader. False when the reader is blocked and the bounded buffer is full."""
         is_end = isinstance(item, Ending)
+        starts_over = not isinstance(item, Ending) and item.is_anew
+        assert not (starts_over and self.wakes_on_text), f"{item.request} starts over in an open stream"
         if self.is_stalled:
             self._open.discard(item.request)
             return True
@@ -205,6 +208,13 @@ class Bridge:
         self._set_exit(code, reason, told)
 
     def _scatter(self) -> None:
+        try:
+            self._hand_out()
+        except AssertionError as broken:  # here it would end this call alone, and whoever stood behind it would wait
+            self.end_process(EXIT_BROKEN_INVARIANT, f"an internal invariant broke: {broken}", FinishReason.INTERNAL)
+            raise
+
+    def _hand_out(self) -> None:
         self._is_scheduled = False
         streams = self._streams
         while self._inbox:

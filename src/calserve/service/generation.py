@@ -91,6 +91,7 @@ def submissions(
             prompt_tokens=len(prompt),
             max_new_tokens=max_new if is_resolved else None,
             arrived_ns=ask.arrived_ns,
+            is_whole=not ask.is_streaming,
         )
         params = GenerationParams(
             sampling=_seeded(ask.sampling, choice),

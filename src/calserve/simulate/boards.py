@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 from calserve.core.outcomes import Failure, FaultClass
 from calserve.runtime.contract import BoardPackage, Evidence, LoadOptions
-from calserve.runtime.sim import FaultPlan, FaultPoint, SimProfile, load_profile, random_plan, sim_package
+from calserve.runtime.sim import PROFILES, FaultPlan, FaultPoint, ProfileError, SimProfile, random_plan, sim_package
 from calserve.runtime.sim.faults import Fault
+from calserve.runtime.sim.profile import parse_profile
 from calserve.runtime.sim.serving import served_sim_package
 from calserve.simulate.alphabet import make_tokenizer, text_of
 from calserve.simulate.bad_packages import bad_package
@@ -91,9 +92,24 @@ class BoardParts:
         return {f"s{chip}": LoadOptions((chip,), max_in_flight=server.max_in_flight) for chip in chips}
 
 
-def board_parts(plan: BoardPlan) -> BoardParts:
-    """The profile of `plan` and its packages. Raises ProfileError where its file says no such board."""
-    base = load_profile(plan.base)
+def profile_of(base: str, own: str = "") -> SimProfile:
+    """The profile of that name: of the text `own`, or one that ships. Never a file: a plan has all it needs.
+
+    Raises:
+        ProfileError: there is none, or the text is none.
+    """
+    if own:
+        profile = parse_profile(own, "the plan's own profile")
+        if profile.name == base:
+            return profile
+    if base not in PROFILES:
+        raise ProfileError(f"{base[:80]!r} is none of {', '.join(PROFILES)}, nor the profile that the plan carries.")
+    return PROFILES[base]
+
+
+def board_parts(plan: BoardPlan, own: str = "") -> BoardParts:
+    """The profile of `plan` and its packages; own: see `RunPlan.profile`. Raises ProfileError for no such board."""
+    base = profile_of(plan.base, own)
     cut = dict.fromkeys(plan.cut, Evidence.C3)
     if plan.is_served:
         return _served_parts(replace(base, capabilities=_with(base, cut, plan.assumes)))

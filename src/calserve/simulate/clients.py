@@ -18,6 +18,7 @@ from calserve.core.events import Cancel, CancelCause, ClientStalled, Submit
 from calserve.executor.messages import Delivery, Ending, Submission
 from calserve.executor.sequence import GenerationParams, Sequence
 from calserve.sampling.params import SamplingParams
+from calserve.service.answer import Answer
 from calserve.simulate.alphabet import text_of
 from calserve.simulate.judge import MODEL
 from calserve.simulate.oracle import ClientRequest, Oracle
@@ -46,12 +47,14 @@ class Market:
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One request's client. give_up_after: tokens after which it goes away; -1 never. way: how."""
+    """One request's client. give_up_after: tokens after which it goes away; -1 never. way: how. answer: where it reads
+    nothing before the end, what the server gathers for it."""
 
     request: ClientRequest
     give_up_after: int = -1
     way: str = ""
     received: int = 0
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,7 @@ class Clients:
             name=name, tenant=tenant, model=model, prompt=prompt, max_new_tokens=new_tokens, min_tokens=min_tokens,
             temperature=temperature, seed=seed, stop_token_ids=stops, eos_ids=market.eos_ids, ignore_eos=ignores_eos,
             deadline_ns=deadline_ns, submitted_ns=now, stop_strings=words if has_words else (),
+            is_whole=self._has("whole_answer", stream(market.seed, f"whole/{name}"), 0.15),
         )  # fmt: skip
         if no_length:
             new_tokens = max(1, market.context - prompt_tokens)
@@ -190,7 +194,8 @@ class Clients:
             SamplingParams(temperature=temperature, seed=seed, logprobs=logprobs), new_tokens, market.vocab,
             min_tokens, ignores_eos, market.eos_ids, stops, request.stop_strings,
         )  # fmt: skip
-        event = Submit(name, tenant, model, prompt_tokens, None if no_length else new_tokens, now, asked_ns)
+        asked_tokens = None if no_length else new_tokens
+        event = Submit(name, tenant, model, prompt_tokens, asked_tokens, now, asked_ns, request.is_whole)
         return self._with_habit(request, r), params, event
 
     def _draw_lengths(self, r: random.Random) -> tuple[int, int]:
@@ -216,12 +221,13 @@ class Clients:
         return now + self._market.deadline_default_ns, None
 
     def _with_habit(self, request: ClientRequest, r: random.Random) -> Client:
-        client = Client(request)
+        client = Client(request, answer=Answer() if request.is_whole else None)
         chance = r.random()
         after = 1 + r.randrange(8)
         for share, way in ((0.015, "cancel_early"), (0.055, "cancel_midway"), (0.06, "cancel_twice"), (0.068, "stall")):
             if chance < share:
-                if way in self._habits:
+                is_possible = way != "stall" or client.answer is None  # who reads all at once does not stop in between
+                if way in self._habits and is_possible:
                     client.way = way
                     client.give_up_after = -1 if way == "cancel_early" else after
                 break
@@ -245,23 +251,32 @@ class Clients:
     def deliver(self, batch: Many[Delivery | Ending]) -> None:
         now, oracle = self._world.now_ns(), self._to.oracle
         for item in batch:
+            client = self.live.get(item.request)
+            if client is not None and client.answer is not None:
+                client.answer.take(item)
             if isinstance(item, Delivery):
+                if item.is_anew:
+                    oracle.starts_over(item.request, now)
                 oracle.received(item.request, item.tokens, item.text, now)
-                client = self.live.get(item.request)
                 if client is not None:
-                    client.received += len(item.tokens)
-                    if client.received == client.give_up_after:
-                        self._give_up(client)
-            elif item.request in self.live or item.request not in self._twins:
+                    self._hear(client, item)
+            elif client is not None or item.request not in self._twins:
                 self._end(item, now)
+
+    def _hear(self, client: Client, item: Delivery) -> None:
+        client.received = len(item.tokens) + (0 if item.is_anew else client.received)
+        if client.received == client.give_up_after:
+            self._give_up(client)
 
     def _end(self, ending: Ending, now: int) -> None:
         reason = ending.reason.value
         detail = ending.refusal.kind.value if ending.refusal is not None else ""
         if ending.failure is not None:
             detail = f"{ending.failure.stage} {ending.failure.code}"
-        self._to.oracle.ended(ending.request, reason, detail, ending.usage.completion_tokens, now)
         client = self.live.pop(ending.request, None)
+        if client is not None and client.answer is not None and reason in ("stop", "length"):
+            self._to.oracle.answered(ending.request, "".join(client.answer.text), now)
+        self._to.oracle.ended(ending.request, reason, detail, ending.usage.completion_tokens, now)
         if client is None:
             return
         if reason in ("stop", "length"):

@@ -30,8 +30,9 @@ _SHORT_DEADLINE_NS = 5 * SECOND
 
 
 def settle_ns(configure_ns: int, reset_ns: int) -> int:
-    """How long a recovery that was under way when the faults healed may take: a few attempts, and a new process."""
-    return 3 * (configure_ns + reset_ns) + 20 * SECOND
+    """How long a recovery that was under way when the faults healed may take: a few attempts, and a new process. Half
+    of it is the operator's, who looks four times, 4 s apart, before the process is started again."""
+    return 3 * (configure_ns + reset_ns) + 30 * SECOND
 
 
 class Liveness:

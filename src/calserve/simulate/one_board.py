@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from calserve.runtime.contract import Evidence
-from calserve.runtime.sim import ProfileError, SimBoard, load_profile
-from calserve.simulate.boards import board_parts
+from calserve.runtime.sim import PROFILES, SimBoard, load_profile
+from calserve.runtime.sim.profile import parse_profile, profile_text
+from calserve.simulate.boards import board_parts, profile_of
 from calserve.simulate.plan import ACTIVE_SHARE, PAIRS, BoardPlan, Era, RunPlan, ServerPlan, stream
 
 CONCURRENT_JOBS = "concurrent_jobs"
@@ -69,20 +71,16 @@ def doubt_about_replay(plan: RunPlan, proof: Mapping[str, Any]) -> str:
     )
 
 
-def is_proof_still(plan: RunPlan, proof: Mapping[str, Any]) -> bool:
-    """Whether the board of `plan` is still what it was when the run began: its file is read era by era."""
-    try:
-        return proof_of(plan) == proof
-    except ProfileError:
-        return False
-
-
 def plan_on_board(plan: RunPlan, choice: BoardChoice) -> RunPlan:
-    """The same run with every era on the chosen board, under the chosen number of jobs in flight."""
-    profile = load_profile(choice.profile)
+    """The same run with every era on the chosen board, under the chosen number of jobs in flight.
+
+    A profile from a file is read here, once, and goes into the plan: what becomes of the file is nothing to the run.
+    """
+    own = "" if choice.profile in PROFILES else profile_text(Path(choice.profile))
+    profile = parse_profile(own, choice.profile) if own else PROFILES[choice.profile]
     has_two_calbins = 1 in profile.session_chips and min(profile.chips, profile.calbins_per_board) > 1
     board = BoardPlan(
-        base=choice.profile,
+        base=profile.name,
         context=profile.context,
         profiles=profile.profiles,
         sessions=profile.chips if has_two_calbins else 1,
@@ -95,7 +93,7 @@ def plan_on_board(plan: RunPlan, choice: BoardChoice) -> RunPlan:
     eras = plan.eras
     if profile.capabilities.get("chip_reset") is not Evidence.C0:  # a straggler was drawn where a reset stops it
         eras = tuple(replace(era, faults=replace(era.faults, listed=())) for era in eras)
-    return replace(plan, eras=tuple(_era_on(era, board, choice, plan.seed) for era in eras))
+    return replace(plan, eras=tuple(_era_on(era, board, choice, plan.seed) for era in eras), profile=own)
 
 
 def _era_on(era: Era, board: BoardPlan, choice: BoardChoice, seed: int) -> Era:
@@ -127,10 +125,10 @@ def proof_of(plan: RunPlan) -> dict[str, Any]:
         return {}
     plan_of_it = boards.pop()
     # as the file has it: what the run takes as proven to use it is not what the board says of itself
-    board = SimBoard(load_profile(plan_of_it.base))
+    board = SimBoard(profile_of(plan_of_it.base, plan.profile))
     facts = board.describe()
     board.close()
-    parts = board_parts(plan_of_it)
+    parts = board_parts(plan_of_it, plan.profile)
     return {
         "profile": parts.profile.name,
         "package_hash": parts.packages[0].hash,

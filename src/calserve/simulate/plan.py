@@ -16,6 +16,8 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 # seeds are written into file names and sqlite columns of those who keep them
 SEED_MAX = 2**63 - 1
+# The longest run there is, in virtual hours: a leap year.
+HOURS_MAX = 24 * 366
 
 
 def stream(seed: int, purpose: str) -> random.Random:
@@ -25,8 +27,8 @@ def stream(seed: int, purpose: str) -> random.Random:
 
 @dataclass(frozen=True, slots=True)
 class BoardPlan:
-    """The simulated board of an era. base: a profile that ships, or a file. cut: abilities taken from it, by
-    capability name; assumes: abilities it is given, as only a proof may.
+    """The simulated board of an era. base: the name of a profile that ships, or of the run's own. cut:
+    abilities taken from it, by capability name; assumes: abilities it is given, as only a proof may.
 
     sessions: one on each chip, or one over both. is_served: the package is the one a server of this board serves, and
     the profile is left as it is.
@@ -151,8 +153,11 @@ class Era:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
+    """profile: the text of a board profile of one's own, which eras name; "" where all of them ship."""
+
     seed: int
     eras: tuple[Era, ...] = field(default_factory=tuple)
+    profile: str = ""
 
     @property
     def duration_ns(self) -> int:
@@ -176,6 +181,7 @@ HABITS = (
     "stop_strings",
     "logprobs",
     "duplicate_name",
+    "whole_answer",
 )
 # Faults that only two jobs in flight can show.
 PAIRS = ("completion_swapped",)
@@ -220,13 +226,15 @@ def _draw_era(seed: int, number: int, length_ns: int, count: int) -> Era:
     server = _draw_server(r, board)
     is_long = length_ns > _MINUTES_A_SHORT_ERA * 2 * MINUTE
     crashes = tuple(sorted(r.randrange(safety_ns) for _ in range(r.choice((0, 0, 1, 2) if is_long else (0, 0, 0, 1)))))
+    w = stream(seed, f"whole/{number}")
     points = tuple(p for p in _POINTS if r.random() < ACTIVE_SHARE and (p not in PAIRS or server.max_in_flight > 1))
     traffic = TrafficPlan(
         burst_gap_ns=25 * SECOND if is_long else 14 * SECOND,
         burst_size=r.choice((56, 60, 64)) if is_long else r.choice((44, 56, 68)),
         burst_ns=r.choice((SECOND // 50, SECOND // 5)),
         storm_gap_ns=20 * MINUTE if is_long else MINUTE,
-        habits=tuple(h for h in HABITS if r.random() < 0.8),
+        # a habit that came later has a stream of its own: the eras of a seed stay what they were
+        habits=tuple(h for h in HABITS if (w if h == "whole_answer" else r).random() < 0.8),
     )
     x = stream(seed, f"oddities/{number}")
     server = replace(server, has_tenant_limits=x.random() < 0.25)
@@ -309,6 +317,7 @@ def _draw_board(r: random.Random) -> BoardPlan:
         profiles=profiles,
         sessions=sessions,
         cut=cut,
+        assumes=() if "concurrent_jobs" in cut else ("concurrent_jobs",),  # as though this board had a proof of it
         tile=r.choice((16, 24)) if is_tiled else 1,
         dtype="bfloat16" if is_tiled or r.random() < 0.3 else "float32",
     )

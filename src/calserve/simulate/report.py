@@ -21,18 +21,24 @@ from calserve.simulate.sometimes import PATHS
 _MS = 1_000_000
 
 
-def plan_text(plan: RunPlan, made: Made) -> str:
-    """The seed, the commit, and what was drawn: printed before anything runs."""
+def plan_text(plan: RunPlan, made: Made, asked_ns: int = 0) -> str:
+    """The seed, the commit, and what was drawn: printed before anything runs. asked_ns: what was asked for, 0 where
+    nothing was: a run that is longer says so."""
     lines = [
         f"seed {plan.seed}, commit {made.commit}, calserve {made.version}, Python {made.python}: "
         f"{_time(plan.duration_ns)} of virtual time in {len(plan.eras)} era{'s' * (len(plan.eras) > 1)}"
     ]
+    if 0 < asked_ns < plan.duration_ns:
+        lines.append(
+            f"  longer than the {_time(asked_ns)} asked for: the shortest of this seed is {_time(plan.duration_ns)}"
+        )
     lines += [_era_text(era) for era in plan.eras]
     return "\n".join(lines)
 
 
 def _time(ns: int) -> str:
-    return f"{ns / HOUR:.4g} h" if ns >= HOUR else f"{ns / MINUTE:.4g} min"
+    """Enough digits that minutes beside a day show."""
+    return f"{ns / HOUR:.7g} h" if ns >= HOUR else f"{ns / MINUTE:.4g} min"
 
 
 def _era_text(era: Era) -> str:
@@ -55,8 +61,8 @@ def print_report(report: SoakReport, console: Console, *, all_paths: bool) -> No
     tally = report.tally
     counts = tally.counts
     console.print(
-        f"{tally.runs} run{'s' * (tally.runs != 1)}, {_time(tally.virtual_ns)} of virtual time in "
-        f"{report.seconds:.1f} s: "
+        f"{tally.runs} run{'s' * (tally.runs != 1)}, {_time(report.planned_ns)} of virtual time "
+        f"({_time(tally.virtual_ns)} with the orderly end of each era) in {report.seconds:.1f} s: "
         f"{counts.get('requests', 0)} requests, {counts.get('jobs', 0)} jobs, {counts.get('output_tokens', 0)} tokens; "
         f"mean output {tally.mean_output:.1f}, {100 * tally.wide_share:.0f} % of jobs with four rows or more",
         highlight=False,
@@ -94,6 +100,7 @@ def report_json(report: SoakReport) -> dict[str, Any]:
         "verdict": report.verdict,
         "made_by": None if report.made is None else asdict(report.made),
         "runs": tally.runs,
+        "planned_hours": report.planned_ns / HOUR,
         "virtual_hours": tally.virtual_ns / HOUR,
         "seconds": report.seconds,
         "mean_output_tokens": tally.mean_output,
@@ -107,6 +114,7 @@ def report_json(report: SoakReport) -> dict[str, Any]:
         "failed": [{"seed": seed, "violation": text} for seed, text in report.failed],
         "weak": report.weak,
         "files": [str(path) for path in report.records],
+        "unwritten": report.unwritten,
     }
 
 

@@ -5,19 +5,30 @@ Owns: the data of a result. Must not know: how a run is carried out, how it is j
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Protocol
 
 from calserve.runtime.sim.facts import DeviceFact
 
 
+@dataclass(frozen=True, slots=True)
+class EraMark:
+    """What one era came to: its virtual time, to the end of its shutdown, and what it was made of."""
+
+    virtual_ns: int
+    requests: int
+    jobs: int
+    events: int
+
+
 @dataclass(slots=True)
 class RunResult:
     """What came of a run. eras_begun: the last of them is the one that failed, if one did. hashes: of the record, after
-    each era. violations: sentences, the first ones."""
+    each era; marks: what each had in it. violations: sentences, the first ones."""
 
     eras_begun: int = 0
     hashes: list[str] = field(default_factory=list)
+    marks: list[EraMark] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     violation_count: int = 0
     last_lines: list[str] = field(default_factory=list)
@@ -27,9 +38,26 @@ class RunResult:
     sometimes: dict[str, int] = field(default_factory=dict)
     fired: dict[str, int] = field(default_factory=dict)
 
+    def end_era(self, now_ns: int, requests: int, record: Counts) -> None:
+        """An era is over; the numbers are of the whole run so far."""
+        whole = (now_ns, requests, record.jobs, record.events)
+        before = (sum(each) for each in zip(*map(astuple, self.marks), strict=True)) if self.marks else (0,) * 4
+        self.hashes.append(record.digest)
+        self.marks.append(EraMark(*(now - then for now, then in zip(whole, before, strict=True))))
+
     @property
     def digest(self) -> str:
         return self.hashes[-1] if self.hashes else ""
+
+
+class Counts(Protocol):
+    """Who counts a run's events and jobs, and hashes them."""
+
+    events: int
+    jobs: int
+
+    @property
+    def digest(self) -> str: ...
 
 
 class Watch(Protocol):

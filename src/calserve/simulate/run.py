@@ -87,15 +87,15 @@ class Run:
 
     def run(self) -> RunResult:
         """Never raises for what the code under test did: that is a violation."""
-        try:
-            for era in self.plan.eras:
+        for era in self.plan.eras:
+            try:
                 self._run_era(era)
-                self._era_ended(self._result)
-                if self._violations():
-                    break
-        except Exception:
-            self._result.violations.append("crash: " + traceback.format_exc(limit=-6))
-            self._result.violation_count += 1
+            except Exception:
+                self._say("crash: " + traceback.format_exc(limit=-6))
+                break
+            self._era_ended(self._result)  # what breaks in there is no finding about the server
+            if self._violations():
+                break
         self._collect()
         return self._result
 
@@ -168,13 +168,13 @@ class Run:
             self._result.fired[point.value] = self._result.fired.get(point.value, 0) + 1
         for name, times in self._oddities.fired.items() if self._oddities is not None else ():
             self._result.fired[name] = self._result.fired.get(name, 0) + times
-        self._result.hashes.append(self._hash.digest)
+        self._result.end_era(self._world.now_ns(), self._clients.submitted if self._clients else 0, self._hash)
 
     def _open_board(self, era: Era) -> None:
         if era.keeps_device and self._device is not None:
             self._sometimes.mark("restart_with_device_memory")
         else:
-            self._parts = board_parts(era.board)
+            self._parts = board_parts(era.board, self.plan.profile)
             self._device = SimDevice(self._parts.profile, self._clock)
             self._oracle = None
         assert self._device is not None

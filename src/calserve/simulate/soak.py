@@ -1,7 +1,7 @@
 """The soak: one long run or many short ones, each with its record, and one verdict.
 
 Owns: what is run for what was asked, records, shrinking, the verdict. Must not know: how a run works inside, how a
-person is told (the command line prints). Life: `soak` for fresh runs, `replay` for a record's.
+person is told (the command line prints). Life: `soak` runs it all, once; a signal ends it as `Stopped`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from calserve.progress import Progress
-from calserve.simulate.one_board import BoardChoice, is_proof_still, plan_on_board, proof_of
-from calserve.simulate.plan import HOUR, RunPlan, draw_plan
-from calserve.simulate.record import Made, Record, made_here, read_record, write_record
+from calserve.simulate.one_board import BoardChoice, plan_on_board, proof_of
+from calserve.simulate.plan import HOUR, MINUTE, RunPlan, draw_plan
+from calserve.simulate.pool import run_on_processes
+from calserve.simulate.record import VIOLATED, Made, Record, made_here, read_record, write_record
 from calserve.simulate.result import RunResult
 from calserve.simulate.run import Run
 from calserve.simulate.shrink import kind_of, shrink
 from calserve.simulate.verdict import LONG_RUN_NS, WIDE_ROWS, Load, Tally, weaknesses
+from calserve.stopping import stop_of
 
 # Between two full scans of the core's own invariants, in turns of the engine: the oracle judges all the time.
 CHECK_EVERY = 500
@@ -66,15 +67,18 @@ class SoakOptions:
 
 @dataclass(slots=True)
 class SoakReport:
-    """What came of it. failed: seed and first violation; records: files written."""
+    """What came of it. failed: seed and first violation; records: files written. planned_ns: virtual time asked of
+    the seed; what passed is more, by the orderly ends of its eras. unwritten: why a record could not be written."""
 
     made: Made | None = None
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0
+    planned_ns: int = 0
     digests: dict[int, str] = field(default_factory=dict)
     failed: list[tuple[int, str]] = field(default_factory=list)
     weak: list[str] = field(default_factory=list)
     records: list[Path] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
@@ -91,25 +95,54 @@ def be_quiet() -> None:
 
 
 def soak(options: SoakOptions, progress: Progress) -> SoakReport:
-    """Run, record, judge. A run that fails is shrunk, and both its record and the smaller one's are written."""
+    """Run, record, judge. A run that fails is shrunk, and both its record and the smaller one's are written.
+
+    Records of runs that failed are written as they fail, and made smaller when all runs are done: whatever ends the
+    soak before leaves them. Raises Stopped when a signal does.
+    """
     report = SoakReport()
     began = time.monotonic()
     made = report.made = made_here()
-    for plan, result in _results(options, made, progress):
-        report.tally.add(result)
-        report.digests[plan.seed] = result.digest
-        if result.violation_count:
-            report.failed.append((plan.seed, result.violations[0]))
-            report.records += _record_failure(options, made, plan, result, progress)
-        elif result.counts.get("requests", 0) < options.min_requests:
-            report.weak.append(f"seed {plan.seed}: {result.counts.get('requests', 0)} requests")
+    failing: list[tuple[RunPlan, RunResult]] = []
+    try:
+        with closing(_results(options, made, report, progress)) as results:
+            for plan, result in results:
+                _note(report, plan, result)
+                if result.violation_count:
+                    failing.append((plan, result))
+                    report.records += _record_failure(options, made, plan, result)
+                elif result.counts.get("requests", 0) < options.min_requests:
+                    report.weak.append(f"seed {plan.seed}: {result.counts.get('requests', 0)} requests")
+        for plan, result in failing if options.is_shrunk else ():
+            report.records += _record_smaller(options, made, plan, result, progress)
+    except KeyboardInterrupt as interrupt:
+        raise stop_of(interrupt, _how_far(options, report)) from None
     if not report.failed and (options.duration_ns >= LONG_RUN_NS or options.seeds >= POOLED_MIN):
         report.weak += weaknesses(report.tally, _load_of(options.plan()))
+    report.failed.sort()
+    report.weak.sort(key=lambda sentence: not sentence.startswith("seed "))
+    report.digests = dict(sorted(report.digests.items()))
     report.seconds = time.monotonic() - began
-    if options.record is not None and options.seeds == 1:
+    if options.record is not None and options.seeds == 1 and not report.unwritten:
         report.records.append(options.record)
         _finish_record(options.record, report)
     return report
+
+
+def _note(report: SoakReport, plan: RunPlan, result: RunResult) -> None:
+    report.tally.add(result)
+    report.planned_ns += plan.duration_ns
+    report.digests[plan.seed] = result.digest
+    if result.violation_count:
+        report.failed.append((plan.seed, result.violations[0]))
+
+
+def _how_far(options: SoakOptions, report: SoakReport) -> str:
+    """What stays of a soak that was stopped, as a clause; the record of a single run speaks for itself."""
+    if options.seeds == 1:
+        return f"{options.record} has how far it came" if options.record is not None else ""
+    kept = f", kept in {', '.join(map(str, report.records))}" if report.records else ""
+    return f"{report.tally.runs} of {options.seeds} seeds had run, {len(report.failed)} failed{kept}"
 
 
 def _load_of(plan: RunPlan) -> Load:
@@ -120,27 +153,36 @@ def _load_of(plan: RunPlan) -> Load:
     )
 
 
-def run_recorded(plan: RunPlan, made: Made, path: Path, check_every: int, advanced: Advanced) -> RunResult:
-    """One run whose record stands from the first moment; a crash of the soak itself leaves it, with its reason."""
+def run_recorded(
+    plan: RunPlan, made: Made, path: Path, check_every: int, advanced: Advanced, unwritten: list[str] | None = None
+) -> RunResult:
+    """One run whose record stands from the first moment; a crash of the soak itself leaves it, with its reason.
+
+    unwritten: gets a sentence where the end could not be written, instead of the OSError.
+    """
     record = Record(plan, made, hours=plan.duration_ns / HOUR, proof=proof_of(plan))
     write_record(record, path)
 
     def keep(result: RunResult) -> None:
         """After each era, so that even a process that is killed leaves what it had come to."""
         _fill(record, result)
-        write_record(record, path)
+        with suppress(OSError):  # a full disk may have room again at the end, which says so where not
+            write_record(record, path)
 
     run = Run(plan, check_every, advanced, era_ended=keep)
     try:
         result = run.run()
-    except BaseException:
-        _leave_crashed(record, run.result, path)
+    except BaseException as error:
+        _leave_unfinished(record, run.result, path, error)
         raise
     _fill(record, result)
-    record.verdict = "violated" if result.violation_count else "clean"
-    if not is_proof_still(plan, record.proof):
-        record.proof = {}
-    write_record(record, path)
+    record.verdict = VIOLATED if result.violation_count else "clean"
+    try:
+        write_record(record, path)
+    except OSError as error:
+        if unwritten is None:
+            raise
+        unwritten.append(f"{path} could not be written: {error.strerror}.")
     return result
 
 
@@ -151,37 +193,47 @@ def run_unrecorded(
     run = Run(plan, check_every, advanced)
     try:
         return run.run()
-    except BaseException:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         record = Record(plan, made, hours=plan.duration_ns / HOUR)
-        _leave_crashed(record, run.result, records / f"seed-{plan.seed}.json")
+        _leave_unfinished(record, run.result, records / f"seed-{plan.seed}.json", error)
         raise
 
 
-def _leave_crashed(record: Record, result: RunResult, path: Path) -> None:
+def _leave_unfinished(record: Record, result: RunResult, path: Path, error: BaseException) -> None:
+    """Told to stop, which is nobody's fault, or crashed."""
     _fill(record, result)
-    record.verdict = "crashed"
-    record.violations.append(traceback.format_exc())
+    if isinstance(error, KeyboardInterrupt):
+        record.verdict = "stopped"
+    else:
+        record.verdict = "crashed"
+        record.violations.append(traceback.format_exc())
     write_record(record, path)
 
 
-def _results(options: SoakOptions, made: Made, progress: Progress) -> Iterator[tuple[RunPlan, RunResult]]:
+def _results(
+    options: SoakOptions, made: Made, report: SoakReport, progress: Progress
+) -> Generator[tuple[RunPlan, RunResult], None, None]:
     plans = [options.plan(i) for i in range(options.seeds)]
     if len(plans) == 1:
-        minutes = plans[0].duration_ns // 60_000_000_000
-        with progress.step("Virtual minutes", minutes, "min") as step:
-            passed = _Minutes(step.advance)
+        with progress.step("Virtual minutes", plans[0].duration_ns // MINUTE, "min") as step:
+            passed = Minutes(step.advance)
             if options.record is not None:
-                yield plans[0], run_recorded(plans[0], made, options.record, options.check_every, passed)
+                result = run_recorded(
+                    plans[0], made, options.record, options.check_every, passed, report.unwritten
+                )  # fmt: skip
             else:
-                yield plans[0], run_unrecorded(plans[0], made, options.records, options.check_every, passed)
+                result = run_unrecorded(plans[0], made, options.records, options.check_every, passed)
+        yield plans[0], result
         return
-    with progress.step("Seeds", len(plans), "seeds") as step:
-        for plan, result in _many(plans, options, made):
+    with progress.step("Seeds", len(plans), "seeds") as step, closing(_many(plans, options, made)) as runs:
+        for plan, result in runs:
             step.advance(1)
             yield plan, result
 
 
-class _Minutes:
+class Minutes:
     """Turns virtual nanoseconds into whole minutes for a progress bar."""
 
     def __init__(self, advance: Callable[[int], None]) -> None:
@@ -189,53 +241,52 @@ class _Minutes:
         self._left_ns = 0
 
     def __call__(self, passed_ns: int) -> None:
-        minutes, self._left_ns = divmod(self._left_ns + passed_ns, 60_000_000_000)
+        minutes, self._left_ns = divmod(self._left_ns + passed_ns, MINUTE)
         if minutes:
             self._advance(minutes)
 
 
-def _many(plans: list[RunPlan], options: SoakOptions, made: Made) -> Iterator[tuple[RunPlan, RunResult]]:
-    if options.jobs == 1:
-        for plan in plans:
-            yield plan, run_unrecorded(plan, made, options.records, options.check_every)
-        return
+def _many(plans: list[RunPlan], options: SoakOptions, made: Made) -> Generator[tuple[RunPlan, RunResult], None, None]:
     run = partial(_run_plan, made=made, records=options.records, check_every=options.check_every)
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        yield from zip(plans, pool.map(run, plans, chunksize=4), strict=True)
+    if options.jobs == 1:
+        yield from ((plan, run(plan)) for plan in plans)
+    else:
+        yield from run_on_processes(plans, run, options.jobs)
 
 
 def _run_plan(plan: RunPlan, made: Made, records: Path, check_every: int) -> RunResult:
-    """In a process of its own."""
+    """Perhaps in a process of its own."""
     be_quiet()
     return run_unrecorded(plan, made, records, check_every)
 
 
-def _record_failure(
+def _record_failure(options: SoakOptions, made: Made, plan: RunPlan, result: RunResult) -> list[Path]:
+    return [_write_violated(plan, made, result, options.records / f"seed-{plan.seed}.json")]
+
+
+def _record_smaller(
     options: SoakOptions, made: Made, plan: RunPlan, result: RunResult, progress: Progress
 ) -> list[Path]:
-    path = options.records / f"seed-{plan.seed}.json"
-    record = Record(plan, made, hours=plan.duration_ns / HOUR)
-    _fill(record, result)
-    record.verdict = "violated"
-    write_record(record, path)
-    if not options.is_shrunk:
-        return [path]
+    """The record of a smaller run that fails alike, where one is found."""
     with progress.step(f"Shrinking seed {plan.seed}"):
         # only eras up to the one that failed can matter
         reached = replace(plan, eras=plan.eras[: result.eras_begun])
         small = shrink(reached, kind_of(result), run=lambda smaller: Run(smaller, options.check_every).run())
     if small == plan:
-        return [path]
-    smaller = Record(small, made, hours=small.duration_ns / HOUR)
-    _fill(smaller, Run(small, options.check_every).run())
-    smaller.verdict = "violated"
-    beside = options.records / f"seed-{plan.seed}-small.json"
-    write_record(smaller, beside)
-    return [path, beside]
+        return []
+    again = Run(small, options.check_every).run()
+    return [_write_violated(small, made, again, options.records / f"seed-{plan.seed}-small.json")]
+
+
+def _write_violated(plan: RunPlan, made: Made, result: RunResult, path: Path) -> Path:
+    record = Record(plan, made, VIOLATED, plan.duration_ns / HOUR)
+    _fill(record, result)
+    write_record(record, path)
+    return path
 
 
 def _fill(record: Record, result: RunResult) -> None:
-    record.hashes = list(result.hashes)
+    record.hashes, record.marks = list(result.hashes), list(result.marks)
     record.violations = list(result.violations)
     record.last_lines = list(result.last_lines) if result.violations else []
     record.counts = dict(result.counts)
@@ -251,36 +302,3 @@ def _finish_record(path: Path, report: SoakReport) -> None:
         record.verdict = "weak"
         record.violations = list(report.weak)
         write_record(record, path)
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """is_same: every hash equal. differs_in_era: the first whose hash is another; None when none is, or when the
-    recorded run ended before it had one. violations: of the run made now."""
-
-    is_same: bool
-    differs_in_era: int | None
-    violations: list[str]
-    explanation: str
-
-
-def replay(record: Record, progress: Progress, check_every: int = CHECK_EVERY) -> Replayed:
-    """Run a record's plan again. Where it comes out otherwise, say why that may be."""
-    minutes = record.plan.duration_ns // 60_000_000_000
-    with progress.step("Virtual minutes", minutes, "min") as step:
-        result = Run(record.plan, check_every, _Minutes(step.advance)).run()
-    pairs = list(zip(record.hashes, result.hashes, strict=False))
-    differs = next((number for number, (then, now) in enumerate(pairs) if then != now), None)
-    is_same = differs is None and len(record.hashes) == len(result.hashes)
-    here = made_here()
-    if is_same:
-        told = "Every step came again, byte for byte."
-    elif here.commit != record.made.commit:
-        told = (
-            f"It was recorded at commit {record.made.commit} and this is {here.commit}: the code decides otherwise now."
-        )
-    elif here.python != record.made.python:
-        told = f"It was recorded under Python {record.made.python}, this is {here.python}."
-    else:
-        told = "The same commit came out otherwise: something in a run does not follow from its seed."
-    return Replayed(is_same, differs, result.violations, told)

@@ -58,7 +58,11 @@ def sim_package(profile: SimProfile = ASSUMED_LANES, model: str = "sim-model") -
         weight_bytes=profile.weight_bytes,
         eos_token_ids=profile.eos_token_ids,
         graphs=graphs,
-        goldens=tuple(_golden(length, profile, model) for length in GOLDEN_PROMPT_LENGTHS),
+        goldens=tuple(
+            _golden(length, profile, model)
+            for length in GOLDEN_PROMPT_LENGTHS
+            if length + GOLDEN_TOKENS <= profile.context
+        ),
         golden_tolerance=0.0,
     )
 

@@ -25,6 +25,8 @@ __all__ = ["ASSUMED_LANES", "CALCULET_2CHIP", "PROFILES", "ProfileError", "SimPr
 
 SCHEMA = "calserve-board-profile/v1"
 FOLDER = Path(__file__).parent / "profiles"
+# A golden of the served model is a prompt and 16 tokens; with less than this no prompt of a chunk has room beside it.
+CONTEXT_MIN = 32
 SUFFIXES = (".yaml", ".yml", ".json")
 
 V = TypeVar("V")
@@ -128,7 +130,9 @@ def parse_profile(text: str, where: str) -> SimProfile:
             raise strict_yaml.Wrong(f"must be a mapping that starts with 'schema: {SCHEMA}'.")
         if tree["schema"] != SCHEMA:
             raise strict_yaml.Wrong(f"schema must be {SCHEMA}, not {str(tree['schema'])[:80]!r}.")
-        return _profile(strict_yaml.convert(tree, _File))
+        profile = _profile(strict_yaml.convert(tree, _File))
+        _refuse_unusable(profile)
+        return profile
     except (strict_yaml.Wrong, ProfileError) as error:
         raise ProfileError(f"{where}: {error}") from None
 
@@ -160,6 +164,42 @@ def _profile(file: _File) -> SimProfile:
         sources=MappingProxyType(sources),
         versions=MappingProxyType(file.versions),
     )
+
+
+def _refuse_unusable(profile: SimProfile) -> None:
+    """A board that could be described and never be served on: said when its file is read, not by a session that fails
+    to configure or to warm up."""
+    chips, batches = profile.session_chips, tuple(sorted(profile.timing.decode_ns))
+    affinity = profile.capabilities["calcore_affinity"]
+    wanted = min(_bytes_a_chip(profile, n) for n in chips)
+    problems = (
+        (tuple(sorted(set(chips))) != chips, "board.session_chips must ascend, each number once"),
+        (
+            batches != profile.profiles,
+            f"timing.decode_ns must have a time for each of board.profiles and no other: it has {batches}",
+        ),
+        (
+            profile.context < CONTEXT_MIN,
+            f"board.context must be at least {CONTEXT_MIN}, or no golden has room, not {profile.context}",
+        ),
+        (
+            wanted > profile.dram_bytes,
+            f"board.dram_bytes is {profile.dram_bytes}, and weights, KV and workspace take {wanted} a chip",
+        ),
+        (
+            affinity not in (Evidence.C3, Evidence.C4),
+            f"capabilities.calcore_affinity must be C3 or C4, not {affinity.name}: no call names a CalCore for a job",
+        ),
+    )
+    for is_wrong, sentence in problems:
+        if is_wrong:
+            raise ProfileError(f"board profile {profile.name}: {sentence}.")
+
+
+def _bytes_a_chip(profile: SimProfile, chips: int) -> int:
+    """Of a session over `chips` with all its lanes, without its buffers."""
+    kv = profile.lanes * profile.context * profile.kv_bytes_per_token
+    return -(-(profile.weight_bytes + kv + profile.workspace_bytes * chips) // chips)
 
 
 def _figures(section: str, figures: _Section, sources: dict[str, str]) -> dict[str, Any]:

@@ -19,9 +19,10 @@ _NOBODY: frozenset[int] = frozenset()
 class Answer:
     """What is known of one request.
 
-    output: expected tokens so far. hash: after prompt and `output`. received: tokens the client has. owed: text the
-    client has still to get. stop: how the received tokens end ("", "token", "string"). is_bad: a violation was
-    reported, its consequences are not.
+    output: expected tokens so far. hash: after prompt and `output`. received: tokens the client has, or will get in one
+    piece. owed: text the client has still to get. told: text sent so far, where it is read in one piece. stop: how the
+    received tokens end ("", "token", "string"). starts_over: how often it was said that it does. is_bad: a violation
+    was reported, its consequences are not.
 
     On the board: generation, session and lane of its last job (generation 0: never there), committed tokens,
     computed: outputs whose job the host was told came back sound. job: ticket in flight, 0 for none. run: how often
@@ -36,8 +37,10 @@ class Answer:
     output: list[int] = field(default_factory=list)
     received: int = 0
     owed: str = ""
+    told: str = ""
     matched: str = ""
     stop: str = ""
+    starts_over: int = 0
     is_bad: bool = False
     cancelled_ns: int | None = None
     is_waiting: bool = True
@@ -56,6 +59,17 @@ class Answer:
     @property
     def name(self) -> str:
         return self.request.name
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the client has something that it would get twice if the answer started over."""
+        return self.received > 0 and not self.request.is_whole
+
+    def start_over(self) -> None:
+        """What was sent of it counts no more. What it must be stays as it is: the same request has the same answer."""
+        self.starts_over += 1
+        self.received = 0
+        self.owed = self.told = self.matched = self.stop = ""
 
 
 class Answers:
@@ -145,6 +159,8 @@ class Answers:
 
     def owes(self, answer: Answer, text: str) -> bool:
         """Take `text` from what is owed; False when it is not the next of it."""
+        if answer.request.is_whole:
+            answer.told += text
         if self._text_of is None:
             return True
         if not answer.owed.startswith(text):

@@ -142,7 +142,7 @@ class Board:
         elif answer.generation != job.generation or answer.session != job.session:
             self._check_restart(job, row, answer, at_ns)
             self._begin(job, row, answer, at_ns)
-        elif answer.was_lost and row.first == 0 and self._world.lane_fault_isolation and not answer.received:
+        elif answer.was_lost and row.first == 0 and self._world.lane_fault_isolation and not answer.is_seen:
             self._begin(job, row, answer, at_ns)
         elif answer.job:
             self._add("I3", at_ns, f"{place_of(job, row)} while ticket {answer.job} carries it too")
@@ -176,7 +176,7 @@ class Board:
 
     def _check_restart(self, job: BoardJob, row: BoardRow, answer: Answer, at_ns: int) -> None:
         where = f"{job}, {row.name}: begun in session {answer.session} generation {answer.generation}"
-        if answer.received:
+        if answer.is_seen:
             self._add("I5", at_ns, f"{where}, and its client has {answer.received} tokens of that")
         elif row.first:
             self._add("I5", at_ns, f"{where}, and goes on at position {row.first} elsewhere")

@@ -106,7 +106,7 @@ class Ends:
 
     def _judge_refusal(self, answer: Answer, detail: str, at_ns: int) -> None:
         kind = detail.split(maxsplit=1)[0] if detail else ""
-        if answer.received:
+        if answer.is_seen:
             self._add("I7", at_ns, answer, f"was refused ({kind}) after {answer.received} tokens")
             return
         if kind == "unknown_model" and not self.sessions.is_known(answer.request.model, answer.request.submitted_ns):

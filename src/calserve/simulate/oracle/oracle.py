@@ -92,6 +92,28 @@ class Oracle:
             answer.cancelled_ns = at_ns
             heapq.heappush(self._due, (at_ns + self.world.cancel_slack_ns, answer.serial, name, "cancel"))
 
+    def starts_over(self, name: str, at_ns: int) -> None:
+        """Who gathers the answer is told to drop what came before. Once, only where the client has seen nothing, and
+        only where the board did begin again."""
+        answer = self._live.get(name)
+        if answer is None:
+            self._stray(name, "word that it starts over", at_ns)
+            return
+        answer.start_over()
+        if not answer.request.is_whole:
+            self._findings.add("I5", at_ns, f"at {at_ns}: {name} starts over, and its client reads as it comes")
+        elif answer.starts_over > 1 or answer.run < 2:
+            sentence = f"at {at_ns}: {name} is told {answer.starts_over} times to start over, and began {answer.run}"
+            self._findings.add("I5", at_ns, sentence)
+
+    def answered(self, name: str, text: str, at_ns: int) -> None:
+        """A client that reads nothing before the end gets all of it. Told before the end it belongs to."""
+        answer = self._live.get(name)
+        if answer is not None and not answer.is_bad and text != answer.told:
+            answer.is_bad = True
+            sentence = f"at {at_ns}: {name} got {text!r} in one piece, where {answer.told!r} was sent of it"
+            self._findings.add("I10", at_ns, sentence)
+
     def received(self, name: str, tokens: tuple[int, ...], text: str, at_ns: int) -> None:
         answer = self._live.get(name)
         if answer is None:
@@ -221,7 +243,9 @@ class Oracle:
         self._fairness.forget(self._sessions.get(session).model)
         self._shares.forget()
         for answer in self._live.values():
-            if answer.session == session and not answer.is_waiting and not answer.received:
+            # who has received something may go on through a drain; after it nobody has a lane
+            may_run = answer.received and state != "recovering"
+            if answer.session == session and not (answer.is_waiting or answer.is_seen or may_run):
                 self._lost(answer, at_ns)
 
     def in_flight_limit(self, session: str, limit: int, at_ns: int) -> None:

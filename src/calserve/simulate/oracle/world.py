@@ -20,7 +20,8 @@ class ClientRequest:
     model: the alias asked for. prompt: token ids. max_new_tokens: as resolved, also where none was asked for.
     min_tokens: eos and stop ids are barred, and stop strings not looked for, below this many outputs. seed: None
     where the server draws its own; the tokens are then only checked against each other. eos_ids are barred below
-    min_tokens also with ignore_eos, but do not end the answer then. deadline_ns: absolute.
+    min_tokens also with ignore_eos, but do not end the answer then. deadline_ns: absolute. is_whole: it reads nothing
+    before the end, and then all at once.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ClientRequest:
     deadline_ns: int
     submitted_ns: int
     stop_strings: tuple[str, ...] = ()
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,12 @@ def conclude(report: WallReport, values: dict[str, float], unsent: int, has_faul
             f"code {report.exit_code}",
         ),
     ]
-    failed = [check.name for check in report.checks if not check.ok]
+    failed = [check.name for check in report.checks if check.ok is False]
+    unjudged = [check.name for check in report.checks if check.ok is None]
     report.verdict = FAILED if failed else PASSED
-    report.reason = f"not in bounds: {', '.join(failed)}" if failed else "every check is in its bounds"
+    report.reason = f"not in bounds: {', '.join(failed)}" if failed else "every check that was judged is in its bounds"
+    if unjudged:
+        report.reason += f"; not judged: {', '.join(unjudged)}"
 
 
 def _in_service(samples: Sequence[Sample], has_faults: bool) -> Check:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from calserve.runtime.sim.faults import FaultPoint, load_fault_plan, random_plan
 from calserve.simulate.wall.options import WallOptions
+from calserve.whole_file import replace_file
 
 PLAN_NAME = "soak-wall-faults.json"
 # About one point in two, each some minutes apart at sixty jobs a second.
@@ -35,6 +36,6 @@ def choose_plan(options: WallOptions) -> tuple[Path | None, Callable[[int], None
 
     def write(starts: int) -> None:
         plan = random_plan(options.seed * 10_000 + starts, POINTS, ACTIVATE, MEAN_GAP, LATE_NS)
-        path.write_text(json.dumps(plan.describe(), indent=1), encoding="utf-8")
+        replace_file(path, json.dumps(plan.describe(), indent=1))
 
     return path, write

@@ -7,7 +7,6 @@ is "crashed"; `save` writes what is known so far under the same verdict; only `f
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +18,20 @@ from rich.table import Table
 from calserve.simulate.wall.plot import svg
 from calserve.simulate.wall.samples import Sample
 from calserve.simulate.wall.verdict import Check
+from calserve.whole_file import replace_file
 
 JSON_NAME, SVG_NAME, LOG_NAME = "soak-wall.json", "soak-wall.svg", "soak-wall-server.log"
 SCHEMA = "calserve-soak-wall/v1"
 CRASHED, PASSED, FAILED, STOPPED = "crashed", "passed", "failed", "stopped"
 WRONG_SHOWN = 20
+_WORDS = {True: "ok", False: "FAILED", None: "not judged"}
 
 
 @dataclass(slots=True)
 class WallReport:
     """Everything a soak found. outcomes: exchanges by kind and end. told: error codes clients were given.
     wrong: sentences of what no client may see; wrong_count counts those that are not kept too.
+    unwritten: why the record could not be written, "" where it was.
     golden: "passed", "failed", or "model failed" (which it may be after faults). state: of the model at the end.
     """
 
@@ -55,6 +57,7 @@ class WallReport:
     exit_code: int | None = None
     checks: list[Check] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    unwritten: str = ""
 
     @property
     def passed(self) -> bool:
@@ -93,18 +96,11 @@ class Record:
         self._svg = directory / SVG_NAME
 
     def save(self, report: WallReport) -> None:
-        _replace(self.path, json.dumps(report.to_json(), indent=1))
+        replace_file(self.path, json.dumps(report.to_json(), indent=1))
 
     def finish(self, report: WallReport) -> None:
         self.save(report)
-        _replace(self._svg, svg(report.samples))
-
-
-def _replace(path: Path, text: str) -> None:
-    """The new text or the old one, never half of it."""
-    fresh = path.with_suffix(path.suffix + ".new")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+        replace_file(self._svg, svg(report.samples))
 
 
 def print_report(report: WallReport, console: Console) -> None:
@@ -116,7 +112,7 @@ def print_report(report: WallReport, console: Console) -> None:
     console.print(table)
     checks = Table("check", "limit", "given", "")
     for check in report.checks:
-        checks.add_row(check.name, check.limit, check.given, "ok" if check.ok else "FAILED")
+        checks.add_row(check.name, check.limit, check.given, _WORDS[check.ok])
     console.print(checks)
     told = ", ".join(f"{code} {count}" for code, count in sorted(report.told.items())) or "none"
     console.print(f"errors told: {told}")

@@ -30,6 +30,7 @@ from calserve.simulate.wall.samples import Sample, Samples, process_sizes, read_
 from calserve.simulate.wall.schedule import INJECTED, Arrival, Kind, arrivals
 from calserve.simulate.wall.server import ServerProcess, serve_command
 from calserve.simulate.wall.verdict import FAILED_STATE, IDLE_ZERO, model_state
+from calserve.stopping import TERMINATING, Stopped
 
 SAMPLE_S, SAVE_EVERY = 1.0, 10
 # Beyond its deadline an answer may wait for a job on the board, its grace, a drain, a reset and a new generation.
@@ -50,15 +51,15 @@ def run_wall_soak(options: WallOptions, progress: Progress) -> WallReport:
     """Run it all; the report, also in `options.out`.
 
     Raises SoakError when it cannot be run as asked or the server does not start, PackageError for a bad package,
-    KeyboardInterrupt when told to stop. Whatever is raised, the server has ended and the record says how far it came.
+    Stopped when told to stop. Whatever is raised, the server has ended and the record says how far it came.
     """
     options.check()
     options.out.mkdir(parents=True, exist_ok=True)
     soak = _Soak(options, progress)
     try:
         return asyncio.run(soak.run())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise Stopped(soak.told_by or signal.SIGINT) from None
     finally:
         if soak.server is not None:
             soak.server.kill()
@@ -79,6 +80,7 @@ class _Soak:
         self.is_traffic = True
         self.told: Counter[str] = Counter()
         self.outcomes: dict[str, Counter[str]] = {}
+        self.told_by = 0  # the signal that asked for the end
         self.has_faults = options.board == "sim" and options.has_faults
         self._began = time.monotonic()
 
@@ -87,7 +89,9 @@ class _Soak:
         assert task is not None
         loop = asyncio.get_running_loop()
         with suppress(RuntimeError, ValueError):  # not on the main thread: whoever runs us there takes the signals
-            loop.add_signal_handler(signal.SIGTERM, task.cancel)
+            for number in TERMINATING:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    loop.add_signal_handler(number, self._told, task, number)
         report = self.report
         self._save()
         try:
@@ -104,8 +108,19 @@ class _Soak:
             if self.server is not None:
                 await self.server.stop()
             self._gather()
-            self.record.finish(report)
+            self._finish()
         return report
+
+    def _told(self, task: asyncio.Task[object], number: int) -> None:
+        self.told_by = number
+        task.cancel()
+
+    def _finish(self) -> None:
+        """What was found is not lost with the file it should be in: whoever asked for the soak is told both."""
+        try:
+            self.record.finish(self.report)
+        except OSError as error:
+            self.report.unwritten = f"{error.filename} could not be written: {error.strerror}."
 
     async def _run(self) -> None:
         options = self.options
@@ -269,7 +284,8 @@ class _Soak:
     def _save(self) -> None:
         self._gather()
         self.report.seconds = time.monotonic() - self._began
-        self.record.save(self.report)
+        with suppress(OSError):  # a full disk may have room again at the end, which says so where not
+            self.record.save(self.report)
 
 
 def _shown(options: WallOptions) -> dict[str, object]:

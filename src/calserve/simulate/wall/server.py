@@ -20,6 +20,7 @@ from pathlib import Path
 from calserve.core.supervisor import EXIT_UNKNOWN_DMA
 from calserve.simulate.wall.http import Address
 from calserve.simulate.wall.options import SoakError, WallOptions
+from calserve.stopping import child_environment
 
 READY_S = 300.0
 # A drain, the grace for a job on the device, and what threads and sockets get to end.
@@ -116,6 +117,7 @@ class ServerProcess:
                 *self._command,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C is for the soak, which ends its server in order
             )
         found = None

@@ -29,10 +29,11 @@ KV_STATES = ("free", "held", "quarantined", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One bound. given: what was found; limit: what it may be; both as people read them."""
+    """One bound. given: what was found; limit: what it may be; both as people read them. ok: None where there was
+    nothing to judge, which is neither in bounds nor out of them."""
 
     name: str
-    ok: bool
+    ok: bool | None
     limit: str
     given: str
 
@@ -91,7 +92,7 @@ def _worst(
     found = [value for life in lives if (value := drift(life, pick)) is not None]
     shown_limit = f"+{limit / unit:.1f} {symbol}".rstrip()
     if not found:
-        return Check(name, True, shown_limit, "nothing to judge")
+        return Check(name, None, shown_limit, "nothing to judge")
     worst = max(found)
     return Check(name, worst <= limit, shown_limit, f"{worst / unit:+.1f} {symbol}".rstrip())
 
