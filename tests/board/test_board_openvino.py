@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -316,3 +318,21 @@ def test_exact_job_of_one_token_is_padded_with_a_row_in_the_scratch_unit(hand: H
     assert values["sampled_tokens_indices"][:2] == [0, 0]
     assert values["max_context_len"] == 41
     hand.land(flying)
+
+
+def test_signal_after_a_core_ended_on_another_thread_is_handled_and_kills_nobody() -> None:
+    """In a process of its own: what goes wrong is a SIGSEGV. Where there is no AMX nothing could."""
+    program = """
+import signal, sys, threading
+from calserve.runtime.openvino.core import new_core
+told = []
+signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+held = [new_core("CPU")]
+ender = threading.Thread(target=held.clear)
+ender.start()
+ender.join()
+signal.raise_signal(signal.SIGTERM)
+sys.exit(0 if told == [signal.SIGTERM] else 1)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, timeout=120)
+    assert ended.returncode == 0, ended

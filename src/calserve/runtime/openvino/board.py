@@ -29,6 +29,7 @@ from calserve.runtime.contract import (
 from calserve.runtime.errors import CalCode
 from calserve.runtime.lock import BoardLock
 from calserve.runtime.openvino import machine
+from calserve.runtime.openvino.core import new_core
 from calserve.runtime.openvino.faults import FaultLog
 from calserve.runtime.openvino.graph import (
     CompiledStep,
@@ -63,7 +64,7 @@ class OpenVinoBoard:
         import openvino as ov
 
         self._lock = lock
-        self._core: Any = ov.Core()
+        self._core = new_core(device)
         self._device = device
         self._chips = chips
         self._sessions: dict[str, OpenVinoSession] = {}
@@ -203,9 +204,7 @@ class OpenVinoBoard:
         with it; so a session that reserves some has one of its own, which ends with it."""
         if len(chips) == len(self._chips):
             return self._core
-        import openvino as ov
-
-        return ov.Core()
+        return new_core(self._device)
 
     def _placement(self, chips: tuple[int, ...]) -> Mapping[str, str]:
         """One stream on the chips' cores. A chip that is not the whole board keeps its cores to itself."""
