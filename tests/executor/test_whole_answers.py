@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from executor_rig import ExecutorRig
 from fault_rig import Make, ended, ids_of, pass_time, right_tokens, settle
 
+from calserve.core.commands import Emit
 from calserve.core.events import Submit
 from calserve.core.outcomes import FinishReason, Usage
 from calserve.executor.messages import Delivery, Ending, Submission
 from calserve.executor.sequence import GenerationParams, Sequence
+from calserve.executor.telling import Telling
 from calserve.runtime.sim import Fault, FaultPoint
 from calserve.sampling.params import SamplingParams
 from calserve.service.answer import Answer
@@ -118,3 +122,21 @@ def test_answer_cancelled_while_it_waits_to_start_over_ends_and_is_forgotten(
     assert "".join(gathered(heard, "a").text) == text_of(right_tokens(rig, NEW))
     assert not any(item.is_anew for item in heard if isinstance(item, Delivery))
     assert not pass_time(rig)
+
+
+def test_delivery_of_the_first_try_that_core_names_in_the_turn_of_the_restart_is_told_no_more() -> None:
+    """Core orders: the job of the second try first, then the text that the last job of the first one gave."""
+    telling = Telling()
+    first, late, new = (Delivery("x", text, (ord(text),)) for text in "abc")
+    assert telling.batch([Emit("x", 7, 0)], {(7, 0): first}) == [first]
+    telling.begins_anew("x", 9)
+    assert telling.batch([Emit("x", 8, 0)], {(8, 0): late}) == []
+    assert telling.batch([Emit("x", 9, 0)], {(9, 0): new}) == [replace(new, is_anew=True)]
+
+
+def test_first_delivery_ever_that_comes_in_the_turn_of_the_restart_is_not_told_twice() -> None:
+    telling = Telling()
+    late, new = (Delivery("x", text, (ord(text),)) for text in "bc")
+    telling.begins_anew("x", 9)
+    assert telling.batch([Emit("x", 8, 0)], {(8, 0): late}) == []
+    assert telling.batch([Emit("x", 9, 0)], {(9, 0): new}) == [new]

@@ -205,7 +205,7 @@ class EngineSteps:
         """Prepare, encode, submit. A failure at any step gives back what was taken, in reverse order."""
         port = self.ports[spec.session]
         contract = port.session.graphs[spec.graph]
-        tokens = [self._resting(row).tokens(row.first_position, row.token_count) for row in spec.rows]
+        tokens = [self._resting(row, spec.job).tokens(row.first_position, row.token_count) for row in spec.rows]
         fault = check_prepared(contract, spec, port.room, tokens)
         if fault is not None:
             return _unprepared(spec, fault)
@@ -239,14 +239,14 @@ class EngineSteps:
         late = self.clock() - spec.submit_by_ns if spec.submit_by_ns else 0
         return failure(QUEUE_STAGE, CalCode.TIMEOUT, f"ready {late} ns after the queue deadline") if late > 0 else None
 
-    def _resting(self, row: Row) -> Sequence:
+    def _resting(self, row: Row, job: int) -> Sequence:
         """The row's sequence; a new one where the request starts over and the old one is lost or has advanced."""
         sequence = self.sequences[row.request]
         if row.first_position == 0 and (sequence is None or sequence.generated):
             sequence = Sequence(*self.origins[row.request])
             self.sequences[row.request] = sequence
             self.lent.pop(row.request, None)
-            self.telling.begins_anew(row.request)
+            self.telling.begins_anew(row.request, job)
         assert sequence is not None, f"{row.request} is already in a job"
         return sequence
 

@@ -18,13 +18,17 @@ from calserve.executor.messages import Delivery, Ending
 @dataclass(slots=True)
 class Telling:
     """On the engine thread. heard: something was delivered since it began, or began anew. anew: its next delivery is
-    the first after it started over. Invariants: the two are disjoint, and name open requests only."""
+    the first after it started over. since: the first job of its newest start; what an earlier one gave is told no more,
+    though core named it in the very turn in which the request went back and out again. Invariants: heard and anew are
+    disjoint, and all name open requests only."""
 
     heard: set[str] = field(default_factory=set)
     anew: set[str] = field(default_factory=set)
+    since: dict[str, int] = field(default_factory=dict)
 
-    def begins_anew(self, request: str) -> None:
-        """Its sequence was lost and is made again. Where nothing was delivered nobody will notice."""
+    def begins_anew(self, request: str, job: int) -> None:
+        """Its sequence was lost and is made again, for `job`. Where nothing was delivered nobody will notice."""
+        self.since[request] = job
         if request in self.heard:
             self.heard.remove(request)
             self.anew.add(request)
@@ -35,11 +39,12 @@ class Telling:
         for command in commands:
             if isinstance(command, Emit):
                 delivery = said.get((command.job, command.row))
-                if delivery is not None:
+                if delivery is not None and command.job >= self.since.get(delivery.request, 0):
                     batch.append(self._marked(delivery))
             elif isinstance(command, Finish):
                 self.heard.discard(command.request)
                 self.anew.discard(command.request)
+                self.since.pop(command.request, None)
                 batch.append(Ending(command.request, command.reason, command.usage, command.refusal, command.failure))
         return batch
 
