@@ -251,3 +251,16 @@ def test_broken_invariant_is_a_500_without_details_and_the_server_stays(served: 
     assert SECRET not in response.text
     served.engine.post_error = None
     assert served.complete().status_code == 200
+
+
+class Panic(BaseException):
+    """As a library's that is no Exception."""
+
+
+def test_panic_of_a_library_is_a_500_with_an_error_object_and_the_server_stays(served: Served) -> None:
+    served.engine.post_error = Panic(SECRET)
+    response = served.complete()
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert SECRET not in response.text
+    served.engine.post_error = None
+    assert served.complete().status_code == 200

@@ -20,7 +20,7 @@ from calserve.core.states import GenerationState
 from calserve.executor.executor import BoardExecutor, ExecutorParts
 from calserve.executor.messages import Delivery, Ending, Recorder, Submission
 from calserve.executor.sequence import GenerationParams, Sequence
-from calserve.runtime.contract import Board, BoardPackage, LoadOptions
+from calserve.runtime.contract import Board, BoardPackage, Evidence, LoadOptions
 from calserve.runtime.sim import PROFILES, SimBoard, SimProfile, WallClock, sim_package
 from calserve.sampling.params import SamplingParams
 
@@ -34,7 +34,8 @@ def fast_profile() -> SimProfile:
     names = ("prefill_base_ns", "prefill_token_ns", "configure_ns", "reset_ns", "launch_ns")
     short = {name: max(1, getattr(timing, name) // 100) for name in names}
     decode = MappingProxyType({lanes: at // 100 for lanes, at in timing.decode_ns.items()})
-    return replace(profile, timing=replace(timing, decode_ns=decode, **short))
+    states = MappingProxyType({**profile.capabilities, "concurrent_jobs": Evidence.C0})  # as though proven
+    return replace(profile, timing=replace(timing, decode_ns=decode, **short), capabilities=states)
 
 
 @dataclass(slots=True)

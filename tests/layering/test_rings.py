@@ -22,7 +22,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "executor": (
         "core", "runtime.contract", "runtime.checks", "runtime.encoding", "runtime.errors", "text", "sampling",
     ),
-    "package": ("core", "runtime.contract", "runtime.targets", "runtime.checks", "runtime.errors", "text.template"),
+    "package": ("core", "runtime.contract", "runtime.targets", "runtime.checks", "runtime.errors", "text.growth",
+                "text.template"),
     "service": ("executor", "package", "core", "text", "sampling"),
     "api": ("service",),
     "observe": ("core",),

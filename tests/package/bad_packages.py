@@ -14,7 +14,7 @@ from typing import Any
 import package_rig as rig
 from drafts import Draft, lanes, pair, toy, vendor
 
-from calserve.package.gates.compatibility import OpenTrial
+from calserve.package.gates.compatibility import NoSuchProfile, OpenTrial
 from calserve.runtime.contract import BoardFacts, BoardPackage, ChipFacts, Evidence
 
 Bad = Callable[[Path], Path]
@@ -287,6 +287,41 @@ def _short_vocabulary(draft: Draft) -> None:
     draft.retext("tokenizer", json.dumps(tree).encode())
 
 
+def _omitting(draft: Draft) -> None:
+    draft.graph("decode_b4")["inactive_lane_policy"] = "omit"
+
+
+def _kv_in_two(draft: Draft) -> None:
+    """The pool in two pieces; together they are as large as it should be."""
+    section = draft.section("toy.kv")
+    section["bytes"] = 16384
+    draft.memory["sections"].append({**section, "name": "toy.more", "address": 5 << 20})
+
+
+def _unsaid_workspace(draft: Draft) -> None:
+    draft.memory["sections"].append(
+        {"name": "toy.workspace", "model": "toy", "kind": "workspace", "chip_mask": 1, "address": 5 << 20, "bytes": 1,
+         "writable": True}
+    )  # fmt: skip
+
+
+def tokenizer_with(**parts: Any) -> Callable[[Draft], None]:
+    """The toy's tokenizer with other parts."""
+
+    def change(draft: Draft) -> None:
+        draft.retext("tokenizer", json.dumps({**json.loads(rig.TOKENIZER), **parts}).encode())
+
+    return change
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def replace_by(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
 BAD: dict[str, Bad] = {
     "A01": _archive,
     "A02": _after(_unreadable),
@@ -323,6 +358,8 @@ BAD: dict[str, Bad] = {
     "B19": _draft(lambda draft: _without(draft, "decode_b1"), lanes),
     "B20": _draft(_surplus_decode, lanes),
     "B21": _draft(_second_graph),
+    "B22": _draft(_set("model.settings", {"INFERENCE_PRECISION_HINT": "f32", "board_profile": "/etc/passwd"})),
+    "B23": _draft(lambda draft: draft.files.update({"graphs/step.xml": b"\x08\x07ONNX" * 9})),
     "C01": _draft(_bytes_of_tensor),
     "C02": _draft(_more_input),
     "C03": _draft(_more_output),
@@ -337,6 +374,7 @@ BAD: dict[str, Bad] = {
     "C12": _draft(lambda draft: draft.resize(draft.tensor("step", "block_indices"), [1])),
     "C13": _draft(_float_ids),
     "C14": _draft(_fixed_rows, lanes),
+    "C15": _draft(_omitting, lanes),
     "D01": _draft(lambda draft: _twice(draft.memory["models"])),
     "D02": _draft(_set("figures.weight_bytes", 999)),
     "D03": _draft(_all(_set("figures.kv_unit_bytes", 2048), _set("figures.kv_bytes", 16384))),
@@ -362,6 +400,9 @@ BAD: dict[str, Bad] = {
     "D23": _draft(lambda draft: draft.model(1).update(pinned=False), pair),
     "D24": _draft(lambda draft: draft.files.update({"graphs/step.bin": bytes(999)})),
     "D25": _draft(_scratch),
+    "D26": _draft(_kv_in_two),
+    "D27": _draft(_unsaid_workspace),
+    "D28": _draft(_set("graph.decode_b4.max_tokens", 1 << 40), lanes),
     "E01": _draft(_set("model.tokenizer_sha256", "0" * 64)),
     "E02": _draft(_set("model.chat_template_sha256", "0" * 64)),
     "E03": _draft(_added_tokens),
@@ -373,6 +414,12 @@ BAD: dict[str, Bad] = {
     "E09": _draft(_set("golden.margins", [1.5])),
     "E10": _draft(_set("golden.prompt_ids", [5, 100])),
     "E11": _draft(_all(_set("golden.prompt_ids", [5] * 63))),
+    "E12": _draft(tokenizer_with(pre_tokenizer=_split("(a+)+$"))),
+    "E13": _draft(tokenizer_with(normalizer=replace_by("a", "b" * 10**6))),
+    "E14": _draft(_set("goldens.tolerance", 0.26)),
+    "E15": _draft(_set("golden.margins", [0.0, 0.05])),
+    "E16": _draft(_all(_set("model.numerics", "fast"), _set("goldens.numerics", "fast"),
+                       _set("goldens.tolerance", 2.0))),
     "F01": _draft(_set("compatibility.target", "sim")),
     "F02": _draft(_set("compatibility.runtime", "openvino-genai>=1")),
     "F03": _draft(_set("compatibility.runtime", "openvino>=9999")),
@@ -405,8 +452,9 @@ GOOD_FACTS = BoardFacts(
 class ToyTrial:
     """A board that says of every model what it was told to say."""
 
-    def __init__(self, facts: BoardFacts, answer: Any = None) -> None:
+    def __init__(self, facts: BoardFacts, answer: Any = None, missing: str = "") -> None:
         self.facts = facts
+        self.missing = missing
         self.answer = answer
         self.tried: list[tuple[str, tuple[int, ...]]] = []
 
@@ -418,6 +466,8 @@ class ToyTrial:
 def opening(trial: ToyTrial) -> OpenTrial:
     @contextmanager
     def open_trial(packages: tuple[BoardPackage, ...], chips: int) -> Any:
+        if trial.missing:
+            raise NoSuchProfile(trial.missing)
         yield trial
 
     return open_trial
@@ -434,4 +484,5 @@ BAD_BOARDS: dict[str, tuple[Bad, ToyTrial]] = {
     "F10": (_draft(_set("compatibility.capabilities", ["kv_share"])), ToyTrial(GOOD_FACTS)),
     "F11": (_draft(lambda draft: None), ToyTrial(GOOD_FACTS, ("configure", "code 5"))),
     "F12": (_draft(lambda draft: None), ToyTrial(GOOD_FACTS, ("warm", "golden step 0: token 1 where 7 leads"))),
+    "F13": (_draft(lambda draft: None), ToyTrial(GOOD_FACTS, missing="There is no board profile toy")),
 }

@@ -157,6 +157,7 @@ def lanes() -> Draft:
     figures = draft.memory["models"][0]
     figures["kv_unit_bytes"], figures["kv_units"], figures["kv_bytes"] = 8192, 4, 32768
     draft.compatibility.update(target="sim", runtime="sim>=0.7", devices=["board"])
+    draft.memory["chips"][0]["guard_bytes"] = GUARD
     draft.recount()
     return draft
 

@@ -127,6 +127,8 @@ def test_sections_overlap_exactly_when_they_share_a_byte(
     draft = toy()
     for number, (kind, address, size) in enumerate(sections):
         _place(draft, f"more.{number}", kind, address, size)
+        if kind == "workspace":
+            draft.memory["models"][0]["workspace_bytes"] = 1
     assert rules(draft, tmp_path) == expected
 
 

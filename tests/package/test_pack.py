@@ -319,6 +319,16 @@ def test_pack_graph_unlike_its_source_refused(tiny_gguf: Path, tmp_path: Path, m
     assert refusal(tiny_gguf, tmp_path / "p").fault.rule == "agreement"
 
 
+@pytest.mark.parametrize(("numerics", "kind"), [("fast", "given fast"), ("exact", "given exact of sixteen")])
+def test_pack_as_given_that_agrees_too_little_is_told_of_weights_as_given(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: str, kind: str
+) -> None:
+    step = BUILD.PagedLoop.step
+    monkeypatch.setattr(BUILD.PagedLoop, "step", lambda *args: np.roll(step(*args), 1, axis=0))
+    options = PackOptions(context=512, weights="given", numerics=numerics)
+    assert f"; {kind}" in str(refusal(tiny_gguf, tmp_path / "p", options))
+
+
 def test_pack_clears_what_a_killed_pack_left_and_nothing_of_a_running_one(tiny_gguf: Path, tmp_path: Path) -> None:
     dead, alive = tmp_path / ".p.packing-999999999-x", tmp_path / f".p.packing-{os.getppid()}-y"
     dead.mkdir()

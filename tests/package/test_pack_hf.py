@@ -109,6 +109,21 @@ def test_huggingface_unsupported_model_is_told_so(model: Path, changes: dict[str
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "vocab_size": 320, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512},
+        {"model_type": "bloom", "vocab_size": 320, "hidden_size": 128, "n_layer": 2, "n_head": 4},
+        {"model_type": "t5", "vocab_size": 320, "d_model": 128, "num_layers": 2, "num_heads": 4},
+    ],
+)
+def test_huggingface_family_with_other_keys_is_told_by_its_name(model: Path, config: dict[str, Any]) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    error = refusal(model)
+    assert error.fault.rule == "not_supported"
+    assert f"is of the {config['model_type']} family; packing supports llama" in str(error)
+
+
+@pytest.mark.parametrize(
     ("changes", "rule"),
     [
         ({"vocab_size": 10**9}, "config"),
@@ -318,7 +333,9 @@ def _matrices() -> list[tuple[int, int]]:
 @pytest.mark.slow
 def test_pack_huggingface_that_four_bits_ruin_is_refused(tmp_path: Path) -> None:
     nervous = write_model(tmp_path / "nervous")
-    with pytest.raises(PackageError, match=r"agrees with its source on 0\.\d+ of the tokens; int4 fast needs 0\.700"):
+    with pytest.raises(
+        PackageError, match=r"top-1 agreement with its source is 0\.\d+; int4 fast needs at least 0\.700"
+    ):
         pack(nervous, tmp_path / "p", PackOptions(context=512, weights="int4"), SilentProgress())
     assert [path.name for path in tmp_path.iterdir()] == ["nervous"]
 

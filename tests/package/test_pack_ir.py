@@ -97,8 +97,8 @@ def test_ir_of_compressed_weights_is_packed_as_given_and_only_so(made: Path, ir:
 @pytest.mark.slow
 def test_ir_to_int4_holds_weights_of_four_bits(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model that is nervous by design does not survive four bits; the bound is not what is tried here."""
-    bounds = sys.modules["calserve.package.pack.agreement"].BOUNDS
-    monkeypatch.setitem(bounds, ("int4", "exact"), (0.0, 0.0))
+    bounds, loose = (getattr(sys.modules["calserve.package.pack.agreement"], name) for name in ("BOUNDS", "Bounds"))
+    monkeypatch.setitem(bounds, ("int4", "exact"), loose(0.0, 0.0, np.inf, np.inf, -1.0, -1.0))
     pack(made, tmp_path / "p", replace(OPTIONS, weights="int4"), SilentProgress())
     assert "u4" in matrix_types(read_graph_of(tmp_path / "p/graphs/step.xml"))
     record = json.loads((tmp_path / "p/build-provenance.json").read_bytes())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,13 @@ from typer.testing import CliRunner
 
 from calserve.cli.app import app
 from calserve.package import PackageError, open_package
+from calserve.package.combine import CombineOptions, combine
+from calserve.package.geometry import FOLDER as GEOMETRIES
+from calserve.package.geometry import load_geometry
 from calserve.package.pack import PackOptions, pack, replay
+from calserve.package.pack.sim_target import SimOptions, pack_sim
 from calserve.progress import SilentProgress
+from calserve.runtime.sim.profile import FOLDER as PROFILES
 from tiny_model import write_tiny_gguf
 
 OPTIONS = PackOptions(profiles=(1, 2), context=256, weights="fp16", numerics="exact", alias="again")
@@ -86,10 +93,11 @@ def test_replay_finds_the_recorded_source_in_the_working_directory(
     assert again(packed, "", tmp_path / "q").differing == ()
 
 
+@pytest.mark.parametrize("name", ["../../etc/passwd", "x" * 4000])
 def test_replay_record_that_names_a_way_to_a_place_is_taken_by_its_last_part(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    source = {**record_of(packed)["source"], "name": "../../etc/passwd"}
+    source = {**record_of(packed)["source"], "name": name}
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PackageError, match="is not in this directory"):
         again(edited(packed, tmp_path / "r.json", source=source), "", tmp_path / "q")
@@ -163,6 +171,115 @@ def test_replay_of_a_record_whose_options_cannot_be_is_refused_as_packing_refuse
         again(edited(packed, tmp_path / "r.json", options=options), str(tiny_gguf), tmp_path / "q")
 
 
+# Records of other ways to make a package.
+
+
+def sim(target: Path, geometry: str = "smollm2-135m", **options: Any) -> Path:
+    pack_sim(load_geometry(geometry), target, SimOptions(**options), SilentProgress())
+    return target
+
+
+@pytest.mark.parametrize(
+    ("geometry", "options"),
+    [
+        ("smollm2-135m", {}),
+        ("smollm2-135m", {"profiles": (1, 4), "context": 2048, "weights": "int4", "alias": "other"}),
+        ("qwen3-30b-a3b", {}),
+    ],
+)
+def test_replay_of_a_simulated_boards_package_rebuilds_every_byte(
+    tmp_path: Path, geometry: str, options: dict[str, Any]
+) -> None:
+    made = sim(tmp_path / "p", geometry, **options)
+    report = again(made / RECORD, "", tmp_path / "q")
+    assert (report.differing, report.tools) == ((), ())
+    assert report.pack.hash == open_package(made).hash
+    for path in made.iterdir():
+        assert (tmp_path / "q" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_replay_of_a_simulated_boards_package_finds_files_in_the_working_directory_or_where_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (GEOMETRIES / "smollm2-135m.yaml").read_text("utf-8").replace("name: smollm2-135m", "name: mine")
+    profile = (PROFILES / "assumed-lanes.yaml").read_text("utf-8").replace("name: assumed-lanes", "name: my-board")
+    for folder in (tmp_path / "there", tmp_path / "here"):
+        folder.mkdir()
+        (folder / "mine.yaml").write_text(text)
+        (folder / "my-board.yaml").write_text(profile)
+    there = tmp_path / "there"
+    made = sim(tmp_path / "p", str(there / "mine.yaml"), board_profile=str(there / "my-board.yaml"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PackageError, match=r"^No geometry 'mine' ships, and mine\.yaml is not here; name it after"):
+        again(made, "", tmp_path / "q")
+    with pytest.raises(PackageError, match=r"^No board profile 'my-board' ships, and my-board\.yaml is not here\.$"):
+        again(made, str(there / "mine.yaml"), tmp_path / "q")
+    monkeypatch.chdir(tmp_path / "here")
+    assert again(made, "", tmp_path / "q").pack.hash == open_package(made).hash
+
+
+def test_replay_of_a_simulated_boards_package_from_another_geometry_is_refused(tmp_path: Path) -> None:
+    made = sim(tmp_path / "p")
+    with pytest.raises(PackageError, match="The geometry is not the recorded smollm2-135m: its figures differ"):
+        again(made, "llama-3.2-1b", tmp_path / "q")
+    source = {**record_of(made)["source"], "board_profile_sha256": "0" * 64}
+    with pytest.raises(PackageError, match="The board profile is not the recorded assumed-lanes"):
+        again(edited(made, tmp_path / "r.json", source=source), "", tmp_path / "q")
+    tools = edited(made, tmp_path / "r.json", tools={"calserve": "0.0"})
+    with pytest.raises(PackageError, match=r"calserve 0\.0, here"):
+        again(tools, "", tmp_path / "q")
+    assert not (tmp_path / "q").exists()
+
+
+def test_replay_of_a_simulated_boards_package_names_what_came_out_differently(tmp_path: Path) -> None:
+    made = sim(tmp_path / "p")
+    outputs = {**record_of(made)["outputs"], "goldens.json": "0" * 64}
+    report = again(edited(made, tmp_path / "r.json", outputs=outputs), "", tmp_path / "q")
+    assert report.differing == ("goldens.json",)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "x" * 4000])
+def test_replay_of_a_simulated_boards_record_that_names_a_way_to_a_place_is_taken_by_its_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made = sim(tmp_path / "p")
+    monkeypatch.chdir(tmp_path)
+    for key in ("source", "options"):
+        field = "geometry" if key == "source" else "board_profile"
+        record = edited(made, tmp_path / "r.json", **{key: {**record_of(made)[key], field: name}})
+        with pytest.raises(PackageError, match=r"ships, and .* is not here") as caught:
+            again(record, "", tmp_path / "q")
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("changes", [{"options": {"target": "sim"}}, {"extra": 1}, {"outputs": []}])
+def test_replay_of_a_simulated_boards_record_with_wrong_fields_is_a_sentence(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(PackageError, match="is no record of a pack"):
+        again(edited(sim(tmp_path / "p"), tmp_path / "r.json", **changes), "", tmp_path / "q")
+
+
+def test_replay_of_a_combined_package_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    made = sim(tmp_path / "p")
+    combine(made, made, tmp_path / "c", CombineOptions(alias_b="other"), SilentProgress())
+    with pytest.raises(PackageError, match="of a combined package: replay the record of each of its two parents, and"):
+        again(tmp_path / "c", "", tmp_path / "q")
+    assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("is_sim", [False, True])
+def test_replay_of_an_older_versions_record_says_so(packed: Path, tmp_path: Path, is_sim: bool) -> None:
+    record = record_of(sim(tmp_path / "p")) if is_sim else record_of(packed)
+    if is_sim:
+        del record["outputs"], record["options"]["weights"]
+    else:
+        del record["source"]["kind"], record["command"]
+    (tmp_path / "r.json").write_text(json.dumps(record))
+    with pytest.raises(PackageError, match="was written by an older version of calserve"):
+        again(tmp_path / "r.json", "", tmp_path / "q")
+
+
 # The command.
 
 
@@ -222,3 +339,24 @@ def test_record_of_any_quantization_can_be_read_again(packed: Path, tmp_path: Pa
 def test_pack_alias_of_the_source_is_recorded(tiny_gguf: Path, tmp_path: Path) -> None:
     pack(tiny_gguf, tmp_path / "p", replace(OPTIONS, alias=""), SilentProgress())
     assert record_of(tmp_path / "p")["options"]["alias"] == "tiny"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_pack_command_told_to_end_leaves_nothing(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Without the guard the signal would be swallowed here, and the pack would end as a package."""
+
+    def told(*_: object) -> str:
+        assert list(tmp_path.glob(".p.packing-*")), "the signal comes while the package is made"
+        signal.raise_signal(number)
+        return "again"
+
+    monkeypatch.setattr(sys.modules["calserve.package.pack.build"], "plain_alias", told)
+    before = signal.signal(number, lambda *_: None)
+    try:
+        done = run(tiny_gguf, "-o", tmp_path / "p", "--context", "256", "--weights", "fp16", "--numerics", "exact")
+    finally:
+        signal.signal(number, before)
+    assert done.exit_code == 128 + number
+    assert list(tmp_path.iterdir()) == []

@@ -143,3 +143,13 @@ def test_seal_clears_what_a_killed_process_left(tmp_path: Path, monkeypatch: pyt
         (folder / "package").mkdir(parents=True)
     seal(write_package(tmp_path / "p"))
     assert (gone.exists(), ours.exists()) == (False, True)
+
+
+def test_seal_a_signature_larger_than_any_is_refused_before_a_byte_is_copied(tmp_path: Path) -> None:
+    root = write_package(tmp_path / "p")
+    with (root / "signature").open("wb") as file:
+        file.truncate((4 << 20) + 1)
+    copied: list[int] = []
+    with pytest.raises(PackageError, match="its signature is larger than 4194304 bytes") as caught:
+        seal(root, copied.append)
+    assert (caught.value.fault.rule, copied) == ("size", [])

@@ -132,3 +132,39 @@ def test_more_rows_than_a_session_has_lanes_for_are_refused(rows: str, most: int
         f"{2 * int(rows)} lanes, and it has 8.\n",
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("conform", "--model", "p", "--out", "p/ev.json"),
+        ("prove", "concurrent-jobs", "--model", "p", "-o", "p/ev.json"),
+        ("prove", "concurrent-jobs", "--model", "p", "-o", "ev.json", "--trace", "p/t.json"),
+        ("run", "p", "--golden", "--json", "p/r.json"),
+        ("validate", "p", "--json", "p/v.json"),
+        ("plan", "p", "--measure", "--record", "p/m.json"),
+        ("bench", "--model", "p", "--json", "p/b.json"),
+        ("combine", "p", "q", "-o", "p/x"),
+        ("combine", "q", "p", "-o", "q/../p/x"),
+        ("pack", "p", "-o", "p/x"),
+        ("sign", "p", "--key", "p/k.key"),
+    ],
+    ids=lambda words: f"{words[0]}-{words[-2]}",
+)
+def test_place_inside_the_package_that_is_read_is_refused_before_any_work(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    for name in "pq":
+        (tmp_path / name).mkdir()
+    told = calserve(*words)
+    assert told.exit_code == 1
+    assert told.output == f"calserve: {words[-1]} is inside p, which is read; {words[-2]} must be somewhere else.\n"
+    assert list((tmp_path / "p").iterdir()) == []
+
+
+def test_place_that_a_link_leads_into_the_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "link").symlink_to("p")
+    with pytest.raises(Refusal, match="is inside p, which is read"):
+        check_file(Path("link/v.json"), "--json", "p")
+    check_file(Path("p2.json"), "--json", "p", None, "p2")

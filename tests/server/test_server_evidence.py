@@ -7,6 +7,7 @@ change it is refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -22,12 +23,14 @@ from server_rig import Server, Start, calserve, environment
 from typer.testing import CliRunner
 
 from calserve.accept.evidence import EvidenceRecord, load_evidence
+from calserve.accept.soak_record import content_digest
 from calserve.cli.app import app
 from calserve.runtime.sim.oracle import greedy_tokens
 
 pytestmark = pytest.mark.slow
 
 BOARD = ("--board", "sim", "--board-profile", "assumed-pingpong")
+HOUR_NS = 3_600_000_000_000
 EOS, CONTROL = (0xF5, 0xC0), {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 
@@ -63,8 +66,13 @@ def minute(folder: Path) -> Path:
 def double_of_a_day(minute: Path, folder: Path) -> Path:
     path = folder / "test-double-of-a-24h-soak.json"
     record = json.loads(minute.read_text())
-    # the tree under test may have changes of its own
-    path.write_text(json.dumps({**record, "hours": 24.0, "made": {**record["made"], "commit": "0" * 40}}))
+    (era,), (mark,) = record["plan"]["eras"], record["marks"]
+    times = -(-HOUR_NS // (era["safety_ns"] + era["liveness_ns"]))
+    record["plan"]["eras"] = [{**era, "safety_ns": HOUR_NS - era["liveness_ns"]}] * 24
+    record["marks"] = [{**{name: count * times for name, count in mark.items()}, "virtual_ns": HOUR_NS}] * 24
+    record |= {"hours": 24.0, "hashes": [hashlib.sha256(str(n).encode()).hexdigest() for n in range(24)]}
+    record["made"]["commit"] = "0" * 40  # the tree under test may have changes of its own
+    path.write_text(json.dumps({**record, "content_sha256": content_digest(record)}))
     return path
 
 

@@ -77,7 +77,7 @@ def test_serve_bad_configuration_names_what_is_wrong(
     assert word in said
 
 
-@pytest.mark.parametrize("args", [("serve",), ("serve", "--model", "x", "--chips", "3"), ("serve", "--frobnicate")])
+@pytest.mark.parametrize("args", [("serve",), ("serve", "--model", "x", "--chips", "many"), ("serve", "--frobnicate")])
 def test_wrong_flag_is_code_2(tmp_path: Path, args: tuple[str, ...]) -> None:
     assert refused(tmp_path, *args)[0] == 2
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as HfTokenizer
 
 from calserve.text import InvalidText, Tokenizer
+from calserve.text.tokenizer import TokenizerFailed
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 typed = st.lists(st.one_of(texts, st.sampled_from(["<|im_start|>", "<|im_end|>", "<|", "|>", "<think>"])))
@@ -136,3 +138,31 @@ def test_normalizer_that_could_make_a_special_token_forbids_parsing_whole(peer: 
     assert Tokenizer(other.to_str()).can_parse_whole
     other.add_special_tokens([AddedToken("[END]", normalized=True)])
     assert not Tokenizer(other.to_str()).can_parse_whole
+
+
+def _hostile(**parts: Any) -> Tokenizer:
+    """One word a, split by what `parts` say."""
+    tree: dict[str, Any] = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": None, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "w": 1}, "unk_token": "w"},
+    }  # fmt: skip
+    return Tokenizer(json.dumps({**tree, **parts}))
+
+
+def test_encode_where_the_library_panics_is_an_error_of_the_text_and_the_next_text_is_read() -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = _hostile(pre_tokenizer=split)
+    with pytest.raises(TokenizerFailed, match=r"^The model's tokenizer cannot take this text: .*\.$"):
+        tokenizer.encode("a" * 3000 + "b")
+    assert tokenizer.encode("a") == [0]
+
+
+def test_encode_of_a_text_that_would_grow_beyond_memory_is_refused_unread() -> None:
+    """2**26 characters at most: one becomes 2**22, so that 16 are the most."""
+    replace = {"type": "Replace", "pattern": {"String": "z"}, "content": "b" * 2**22}
+    tokenizer = _hostile(normalizer=replace)
+    assert tokenizer.encode("a") == [0]
+    for encode in (tokenizer.encode, tokenizer.encode_trusted):
+        with pytest.raises(InvalidText, match="has 17 characters; this model's tokenizer takes at most 16"):
+            encode("a" * 17)

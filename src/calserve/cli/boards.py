@@ -82,8 +82,9 @@ def chosen_board(flags: BoardFlags) -> Iterator[Chosen]:
         with tempfile.TemporaryDirectory(prefix="calserve-sim-") as root:
             yield _simulated(flags, Path(root))
         return
-    if flags.model is None:
+    if flags.board == "openvino" or not is_package(flags.model):
         _refuse_sim_flags(flags)
+    if flags.model is None:
         raise Refusal("--model needs a package directory.")
     package = one_model(open_sealed(Path(flags.model), flags.keys))
     if flags.board is not None and flags.board != package.board:
@@ -175,11 +176,24 @@ def _simulated_package(flags: BoardFlags, package: BoardPackage) -> Chosen:
 
 
 def package_profile(package: BoardPackage, asked: str | None) -> SimProfile:
-    """The board profile that was asked for, else the one the package was compiled for. Raises ProfileError."""
-    from calserve.runtime.sim.package import PROFILE_SETTING
-    from calserve.runtime.sim.profile import load_profile
+    """The board profile that was asked for, by name or file, else the shipped one the package was compiled for.
 
-    return load_profile(asked or package.settings.get(PROFILE_SETTING, DEFAULT_SIM_PROFILE))
+    A package names no file: whoever made it would have this machine open what they like. Raises ProfileError.
+    """
+    from calserve.runtime.sim.figures import ProfileError
+    from calserve.runtime.sim.package import PROFILE_SETTING
+    from calserve.runtime.sim.profile import PROFILES, load_profile
+
+    if asked:
+        return load_profile(asked)
+    named = package.settings.get(PROFILE_SETTING, DEFAULT_SIM_PROFILE)
+    shipped = PROFILES.get(named)
+    if shipped is None:
+        raise ProfileError(
+            f"Model {package.model} is compiled for the board profile {named[:80]!a}, which does not ship here; "
+            "--board-profile takes its file."
+        )
+    return shipped
 
 
 def open_runner_board(models: Sequence[BoardPackage], profile: str | None) -> tuple[Board, Callable[[], int]]:
