@@ -233,7 +233,7 @@ def test_package_with_wrong_targets_is_never_configured(both: Path) -> None:
     board = watched(replace(LANES, chips=1, session_chips=(1,), calbins_per_board=1))
     report = run(board, both)
     assert found(report) == ["targets"]
-    assert (report.configures, board.asked) == (0, [])
+    assert (report.configurations, board.asked) == (0, [])
 
 
 # --- what it finds ------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 from server_rig import Start, quick_profile
+from typer.testing import CliRunner
 
+from calserve.cli.app import app
 from calserve.cli.boards import BoardFlags, chosen_board
 from calserve.cli.refusals import Refusal
 from calserve.package import PackageError, reader
@@ -82,3 +84,17 @@ def test_serve_with_a_required_signature_from_the_environment(
     profile = quick_profile(tmp_path / "quick.yaml", "assumed-lanes")
     server = start_server(signed / "package", "--board-profile", str(profile))
     assert httpx.get(f"{server.base}/health/ready", timeout=60).status_code == 200
+
+
+def test_required_signature_of_the_environment_is_heeded_by_whatever_loads_a_package(
+    signed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = shutil.copytree(signed / "package", tmp_path / "plain")
+    (plain / "signature").unlink()
+    monkeypatch.setenv("CALSERVE_REQUIRE_SIGNATURE", str(signed / "ours.pub"))
+    for command in (("run", "--golden"), ("conform", "--board", "sim", "--model"), ("validate", "--full")):
+        told = CliRunner().invoke(app, [command[0], *command[1:], str(plain)])
+        assert told.exit_code == 1, told.output
+        assert "is not signed, and a signature is required" in told.output
+    told = CliRunner().invoke(app, ["run", "--golden", str(signed / "package")])
+    assert told.exit_code == 0, told.output

@@ -62,7 +62,8 @@ class ModelRun:
 
 @dataclass(slots=True)
 class RunReport:
-    """What was seen. configures: calls of `configure`, one a model; 0 where the package was refused before.
+    """What was seen. sessions: that were bound, one a model. configurations: of the board, one a package (two models
+    of a combined one are one); 0 where the package was refused before.
 
     joint_ns: of each round with all models at once. shared_ns: of that, compute of both at the same time, by the trace.
     """
@@ -72,7 +73,8 @@ class RunReport:
     simulated: bool
     models: list[ModelRun]
     findings: list[Finding] = field(default_factory=list)
-    configures: int = 0
+    configurations: int = 0
+    sessions: int = 0
     joint_ns: list[int] = field(default_factory=list)
     shared_ns: int = 0
     overlap: OverlapRatio | None = None
@@ -167,13 +169,14 @@ def _configured(board: Board, models: Sequence[BoardPackage], report: RunReport)
             lanes=package.max_lanes,
             kv_tokens=package.max_lanes * package.context,
         )
-        report.configures += 1
         code, session = board.configure(package, options, package.model, GENERATION)
         if code or session is None:
             for made in sessions:
                 made.close()
             raise Stopped(f"{package.model}: configure gave code {code}: {board.health().detail}".rstrip(": "))
         sessions.append(session)
+        report.sessions += 1
+        report.configurations = len({made.bundle or made.hash for made in models[: report.sessions]})
     return sessions
 
 

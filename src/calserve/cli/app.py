@@ -105,8 +105,8 @@ def serve(
     require_signature: Annotated[
         Optional[list[Path]],  # noqa: UP045
         typer.Option(
-            envvar="CALSERVE_REQUIRE_SIGNATURE",
-            help="A public key; a package that none of those given has signed is not read.",
+            help="A public key; a package that none of those given has signed is not read. "
+            "Without it, those of $CALSERVE_REQUIRE_SIGNATURE, which every command that loads a package heeds.",
         ),
     ] = None,
     drain: Annotated[float, ranged(0, 3600, "Seconds open streams get at SIGTERM.")] = 10.0,
@@ -157,7 +157,7 @@ def bench(
         from calserve.cli.outputs import check_file
         from calserve.progress import choose_progress
 
-        check_file(json_path, "--json")
+        check_file(json_path, "--json", model)
         options = BenchOptions(
             model=model,
             source=source,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calserve.cli.refusals import Refusal
+from calserve.cli.trusted import required_keys
 from calserve.observe.board import BoardReading, DeviceReading
 from calserve.package.address import chips_of
 from calserve.package.manifest import MANIFEST
@@ -86,7 +87,7 @@ def chosen_board(flags: BoardFlags) -> Iterator[Chosen]:
         _refuse_sim_flags(flags)
     if flags.model is None:
         raise Refusal("--model needs a package directory.")
-    package = one_model(open_sealed(Path(flags.model), flags.keys))
+    package = one_model(open_sealed(Path(flags.model), required_keys(flags.keys)))
     if flags.board is not None and flags.board != package.board:
         raise Refusal(f"{flags.model} is a package for board {package.board}, not {flags.board}.")
     if package.board == "sim":

@@ -31,7 +31,7 @@ def combine(
         from calserve.package.combine import combine as combine_packages
         from calserve.progress import choose_progress
 
-        check_directory(out, "-o")
+        check_directory(out, "-o", a, b)
         options = CombineOptions(alias_a, alias_b, force)
         report = combine_packages(a, b, out, options, choose_progress())
         models = ", ".join(f"{alias} on chip {chip}" for alias, chip in report.models.items())

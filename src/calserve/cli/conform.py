@@ -62,7 +62,7 @@ def conform(  # noqa: PLR0913, PLR0917  (a command's flags are its parameters)
         from calserve.accept.soak_record import load_soak
         from calserve.progress import choose_progress
 
-        check_file(out, "--out")
+        check_file(out, "--out", model)
         proof = load_soak(soak) if soak is not None else None
         with ExitStack() as held:
             opened, package, jobs = _opened(held, BoardFlags(board, model, board_profile, None, chips), board_factory)

@@ -14,10 +14,11 @@ from pathlib import Path
 from calserve.cli.refusals import Refusal
 
 
-def check_file(path: Path | None, flag: str) -> None:
-    """That a file can be put at `path`; None is nowhere. Raises Refusal."""
+def check_file(path: Path | None, flag: str, *read: Path | str | None) -> None:
+    """That a file can be put at `path`, and not into a package that is `read`; None is nowhere. Raises Refusal."""
     if path is None:
         return
+    check_outside(path, flag, *read)
     kind = _kind(path, flag)
     if str(path) in ("", ".") or kind == stat.S_IFDIR:
         raise Refusal(f"{path} is a directory{_also(path)}; {flag} takes a file.")
@@ -26,13 +27,26 @@ def check_file(path: Path | None, flag: str) -> None:
     _check_room(path.parent, flag, "put a file there")
 
 
-def check_directory(path: Path | None, flag: str) -> None:
-    """That files can be put into a directory at `path`; None is nowhere. Raises Refusal."""
+def check_directory(path: Path | None, flag: str, *read: Path | str | None) -> None:
+    """That files can be put into a directory at `path`, as for a file. Raises Refusal."""
     if path is None:
         return
+    check_outside(path, flag, *read)
     if _kind(path, flag) not in (0, stat.S_IFDIR):
         raise Refusal(f"{path} is no directory; {flag} takes one.")
     _check_room(path, flag, "put files there")
+
+
+def check_outside(path: Path, flag: str, *read: Path | str | None) -> None:
+    """A package is whole or nothing: a file more in it would make it another one, or none. Raises Refusal."""
+    for package in read:
+        try:
+            is_directory = package is not None and str(package) != "" and Path(package).is_dir()
+            is_inside = is_directory and path.resolve().is_relative_to(Path(str(package)).resolve())
+        except (OSError, ValueError, RuntimeError):
+            continue  # what cannot be looked at is refused by who reads it
+        if is_inside:
+            raise Refusal(f"{path} is inside {package}, which is read; {flag} must be somewhere else.")
 
 
 def _kind(path: Path, flag: str) -> int:

@@ -16,6 +16,7 @@ from calserve.cli.app import DEFAULT_CACHE, TOKENS_MAX, app
 from calserve.cli.outputs import check_directory
 from calserve.cli.ranges import ranged
 from calserve.cli.refusals import Refusal, told_in_one_sentence
+from calserve.stopping import stopping_on
 
 if TYPE_CHECKING:
     from calserve.package.budget import WeightFormat
@@ -82,8 +83,8 @@ def pack(  # noqa: PLR0913, PLR0917  (a command's flags are its parameters)
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Make a package, and say how well it agrees with its source. Exit code 3: a replay came out differently."""
-    with told_in_one_sentence():
-        check_directory(out, "-o")
+    with told_in_one_sentence(), stopping_on():
+        check_directory(out, "-o", source)
         given = {name for name in context_.params if _is_given(context_, name)}
         flags = _Flags(
             out, profiles, context, weights, numerics, reference, alias, cache, geometry, board_profile, chips, force

@@ -82,7 +82,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's flags are its parameters)
 ) -> None:
     """Whether models have room on a board's chips. Exit code 1 when one has none, 3 when one is over the line."""
     with told_in_one_sentence():
-        check_file(record, "--record")
+        check_file(record, "--record", *models)
         flags = PlanFlags(board, board_profile, dram, chips, context, lanes, weights, measure, record, measured)
         plans = run_plan(models, flags)
         if as_json:

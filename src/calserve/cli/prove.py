@@ -25,6 +25,7 @@ from calserve.cli.boards import (
 )
 from calserve.cli.outputs import check_file
 from calserve.cli.refusals import Refusal
+from calserve.cli.trusted import required_keys
 from calserve.package.address import chips_of
 from calserve.package.reader import one_model, open_sealed
 from calserve.progress import choose_progress
@@ -59,8 +60,8 @@ class ProveFlags:
 
 def run_prove(flags: ProveFlags, board_name: str | None) -> int:
     """Exit code: 0 the capability is C0 here, 3 it is not."""
-    check_file(flags.out, "-o")
-    check_file(flags.trace, "--trace")
+    check_file(flags.out, "-o", flags.model)
+    check_file(flags.trace, "--trace", flags.model)
     soak = load_soak(flags.soak) if flags.soak is not None else None
     with ExitStack() as held:
         if board_name == "sim" and not is_package(flags.model):
@@ -68,7 +69,7 @@ def run_prove(flags: ProveFlags, board_name: str | None) -> int:
         else:
             if flags.model is None:
                 raise Refusal("--model takes a package directory; with --board sim it may be left out.")
-            package = one_model(open_sealed(Path(flags.model)))
+            package = one_model(open_sealed(Path(flags.model), required_keys()))
             if board_name not in (None, package.board):
                 raise Refusal(f"{flags.model} is a package for board {package.board}, not {board_name}.")
             if package.board == "sim":

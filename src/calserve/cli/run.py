@@ -37,17 +37,17 @@ def run(
     with told_in_one_sentence():
         if not golden:
             raise Refusal("calserve run takes --golden: the goldens are what there is to run.")
-        check_file(json_path, "--json")
+        check_file(json_path, "--json", package)
         from calserve.accept.runner import RunOptions, run_goldens
         from calserve.cli.boards import open_runner_board
+        from calserve.cli.trusted import sealed_package
         from calserve.package.reader import models_of, open_tree
-        from calserve.package.sealed import seal
         from calserve.progress import choose_progress
         from calserve.whole_file import replace_file
 
         progress = choose_progress()
         with progress.step(f"Checking {package}"):
-            sealed = seal(package) if package.is_dir() else None  # what is checked is what is run
+            sealed = sealed_package(package)  # what is checked is what is run
             tree = open_tree(package, sealed)
             models = models_of(tree)
         if concurrent and len(models) == 1:

@@ -13,6 +13,7 @@ from typing import Annotated, Optional
 import typer
 
 from calserve.cli.app import app
+from calserve.cli.outputs import check_outside
 from calserve.cli.refusals import Refusal, told_in_one_sentence
 
 PASSWORD_VARIABLE = "CALSERVE_KEY_PASSWORD"
@@ -53,6 +54,7 @@ def sign(
         from calserve.package.reader import open_models
         from calserve.package.signing import sign_package
 
+        check_outside(key, "--key", package)
         open_models(package)
         signed = sign_package(package, key, _password(password_file))
         _tell({"package": str(package), "files": signed.files, "key": signed.key}, as_json,

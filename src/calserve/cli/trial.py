@@ -12,12 +12,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from calserve.cli.boards import DEFAULT_SIM_PROFILE, open_board
+from calserve.cli.boards import open_board, package_profile
 from calserve.core.commands import ResetScope
 from calserve.core.outcomes import Failure
 from calserve.executor.awaiting import drive
 from calserve.executor.clock import Clock
 from calserve.executor.warmup import WarmAside, WarmTimes, warm_session
+from calserve.package.gates.compatibility import NoSuchProfile
 from calserve.progress import Progress
 from calserve.runtime.contract import Board, BoardFacts, BoardPackage, LoadOptions, Session
 from calserve.runtime.errors import meaning
@@ -61,7 +62,7 @@ class Trial:
         """A release that fails is a reset: the next model must not find this one's session."""
         aside = WarmAside()
         try:
-            warmed = drive(warm_session(session, package, GENERATION, WarmTimes(self.clock), aside))
+            warmed = drive(warm_session(session, package, GENERATION, WarmTimes(self.clock, is_thorough=True), aside))
         finally:
             if session.close():
                 self.board.reset(ResetScope.SESSION, SESSION)
@@ -74,7 +75,8 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def open_trial(packages: tuple[BoardPackage, ...], chips: int, progress: Progress) -> Iterator[Trial]:
-    """A board of at least `chips` chips for what the packages are compiled for. Raises Refusal, BoardBusy."""
+    """A board of at least `chips` chips for what the packages are compiled for. Raises NoSuchProfile, Refusal,
+    BoardBusy."""
     first = packages[0]
     if first.board == "sim":
         with closing(_simulated(first)) as board:
@@ -87,7 +89,10 @@ def open_trial(packages: tuple[BoardPackage, ...], chips: int, progress: Progres
 def _simulated(package: BoardPackage) -> Board:
     """On virtual time: a golden run of a simulated board has nothing to wait for."""
     from calserve.runtime.sim import SimBoard
-    from calserve.runtime.sim.package import PROFILE_SETTING
-    from calserve.runtime.sim.profile import load_profile
+    from calserve.runtime.sim.figures import ProfileError
 
-    return SimBoard(load_profile(package.settings.get(PROFILE_SETTING, DEFAULT_SIM_PROFILE)))
+    try:
+        profile = package_profile(package, None)
+    except ProfileError as error:
+        raise NoSuchProfile(str(error).rstrip(".")) from None
+    return SimBoard(profile)

@@ -38,7 +38,7 @@ def validate(
             raise Refusal("--fast looks at no contents and --full runs the package; choose one.")
         from calserve.progress import choose_progress
 
-        check_file(None if json_path == Path("-") else json_path, "--json")
+        check_file(None if json_path == Path("-") else json_path, "--json", package)
         verdict = _judge(package, fast, full, strict, choose_progress())
         _tell(verdict, json_path)
         raise typer.Exit(verdict.exit_code)
@@ -46,10 +46,14 @@ def validate(
 
 def _judge(path: Path, is_fast: bool, is_full: bool, is_strict: bool, progress: Progress) -> Verdict:
     from calserve.cli.trial import open_trial
+    from calserve.cli.trusted import required_keys, sealed_package
     from calserve.package.gates import How, inspect, verdict_of
 
     trial = partial(open_trial, progress=progress) if is_full else None
-    return verdict_of(inspect(path, How(is_hashed=not is_fast, progress=progress, open_trial=trial)), is_strict)
+    # Only what goes on a board asks for trust: to look at a package needs none.
+    sealed = sealed_package(path) if is_full and required_keys() else None
+    how = How(is_hashed=not is_fast, progress=progress, sealed=sealed, open_trial=trial)
+    return verdict_of(inspect(path, how), is_strict)
 
 
 def _tell(verdict: Verdict, json_path: Path | None) -> None:
