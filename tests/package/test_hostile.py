@@ -294,10 +294,11 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from calserve.package.gates import inspect, verdict_of
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 verdict = verdict_of(inspect(Path(sys.argv[1])))
 use = resource.getrusage(resource.RUSAGE_SELF)
-print(verdict.verdict, use.ru_maxrss // 1024, int(use.ru_utime + use.ru_stime), verdict.findings[0].rule)
+# not ru_maxrss: that begins with what the process that started this one had
+peak_kib = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+print(verdict.verdict, peak_kib // 1024, int(use.ru_utime + use.ru_stime), verdict.findings[0].rule)
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from sim_rig import LANES, SECOND, SMALL, Rig, prompt_of, row_of
@@ -14,6 +15,7 @@ from calserve.runtime.encoding import encode
 from calserve.runtime.sim import PROFILES, SimBoard, VirtualClock, sim_package
 from calserve.runtime.sim.chrome_trace import chrome_trace
 from calserve.runtime.sim.oracle import greedy_tokens
+from calserve.runtime.sim.timeline import Timeline
 
 # assumed-lanes, context 128: launch 20,000; DMA 10,000 + 100 a KiB; decode_b4 11,000,000 (all ns).
 # decode_b4 reads 5 tensors x 4 rows x 4 bytes = 80 bytes and writes 4 x 64 x 4 = 1,024 bytes.
@@ -263,3 +265,12 @@ def test_status_of_a_completion_names_its_ticket_and_generation() -> None:
     ticket, _ = rig.start(rig.spec("decode_b4", [row_of(0, 0, 1)]), [[5]])
     status = rig.finish(ticket)
     assert (status.ticket.job, status.generation, status.status) == (1, 7, StatusKind.DONE)
+
+
+def test_two_chips_that_do_not_overlap_share_their_engines_whatever_the_banks_do() -> None:
+    profile = replace(PROFILES["assumed-lanes"], chips_overlap=False, banks_overlap=True)
+    timeline = Timeline(profile)
+    first, second = (SimpleNamespace(chips=(chip,)) for chip in (0, 1))
+    assert timeline.run(first, "compute", 0, 10) == (0, 10)  # type: ignore[arg-type]
+    assert timeline.run(second, "compute", 0, 10) == (10, 20)  # type: ignore[arg-type]
+    assert timeline.run(second, "h2d", 0, 5) == (0, 5)  # type: ignore[arg-type]

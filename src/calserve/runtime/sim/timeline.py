@@ -49,10 +49,10 @@ class Timeline:
 
     def run(self, job: Job, phase: str, earliest_ns: int, duration_ns: int) -> tuple[int, int]:
         """Begin and end of a phase that may start at `earliest_ns`; the engines are taken until its end."""
-        free = self._free_ns[phase]
-        begin = max(earliest_ns, *(free[chip] for chip in job.chips))
+        free, chips = self._free_ns[phase], self._engines(job.chips)
+        begin = max(earliest_ns, *(free[chip] for chip in chips))
         end = begin + duration_ns
-        for chip in job.chips:
+        for chip in chips:
             free[chip] = end
         return begin, end
 
@@ -62,7 +62,7 @@ class Timeline:
     def stop(self, chips: Iterable[int], now_ns: int) -> None:
         """A reset: the engines of these chips are free at once."""
         for free in self._free_ns.values():
-            for chip in chips:
+            for chip in self._engines(tuple(chips)):
                 free[chip] = now_ns
 
     def spans(self, since_ns: int) -> tuple[TraceSpan, ...]:
@@ -83,4 +83,8 @@ class Timeline:
 
     def _slots(self, chips: tuple[int, ...], bank: Bank) -> tuple[Slot, ...]:
         bank = bank if self._profile.banks_overlap else Bank.PING
-        return tuple((chip, bank) for chip in (chips if self._profile.chips_overlap else (0,)))
+        return tuple((chip, bank) for chip in self._engines(chips))
+
+    def _engines(self, chips: tuple[int, ...]) -> tuple[int, ...]:
+        """Whose engines and banks a job on `chips` takes: where chips do not overlap they are the same for all."""
+        return chips if self._profile.chips_overlap else (0,)
