@@ -6,6 +6,7 @@ by the composition root; it holds no state of its own.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -57,7 +58,9 @@ def _guarded(app: ASGIApp) -> ASGIApp:
             return
         try:
             await app(scope, receive, send)
-        except Exception:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException:  # a library's panic is no Exception, and the client is owed an error object all the same
             _log.exception("a route failed: %s %r", scope.get("method"), scope.get("path"))
             try:
                 await send_error(send, errors.error(errors.FAULT))

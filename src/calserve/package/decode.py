@@ -8,6 +8,7 @@ anything but plain data.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -48,7 +49,9 @@ def decode_yaml(data: bytes, kind: type[T]) -> T:
 def decode_json(data: bytes, kind: type[T]) -> T:
     """As `decode_yaml`, for JSON."""
     try:
-        tree = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        tree = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        )
         return msgspec.convert(tree, kind, strict=True)
     except UnicodeDecodeError as error:
         raise Undecodable(f"not UTF-8 at byte {error.start}") from None
@@ -65,6 +68,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise Undecodable(f"key {twice[:80]!r} is repeated")
     return found
+
+
+def _finite(text: str) -> float:
+    """1e400 is written as a number and read as none."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise Undecodable(f"{text[:80]} is too large a number")
+    return number
 
 
 def _no_constant(name: str) -> Any:
@@ -135,7 +146,7 @@ def _scalar(event: Any) -> object:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
         return int(text)
-    return float(text) if _FLOAT.fullmatch(text) else text
+    return _finite(text) if _FLOAT.fullmatch(text) else text
 
 
 def _first_line(error: Exception) -> str:

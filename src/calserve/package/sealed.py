@@ -27,6 +27,7 @@ from calserve.package.checksums import list_files
 from calserve.package.fault import PackageError
 from calserve.package.manifest import SIGNATURE
 
+MAX_SIGNATURE_BYTES = 4 << 20  # a line per file
 _CHUNK = 1 << 20
 _THREADS = 4  # hashing and copying let the interpreter go
 VIEW = "package"
@@ -58,9 +59,12 @@ def seal(root: Path, told: Told = lambda _: None) -> Sealed:
     total = 0
     for name in names:
         try:
-            total += os.stat(root / name, follow_symlinks=False).st_size
+            size = os.stat(root / name, follow_symlinks=False).st_size
         except OSError as error:
             raise _unreadable(root, name, error) from None
+        if name == SIGNATURE and size > MAX_SIGNATURE_BYTES:
+            raise _too_large(root, size)
+        total += size
     _check_room(root, total)
     _clear_left_behind()
     base = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))  # mode 0700
@@ -94,6 +98,8 @@ def _copy(root: Path, top: int, name: str, base: Path, held: list[int], told: To
     try:
         if not stat.S_ISREG(os.fstat(source).st_mode):
             raise PackageError("A08", f"{root}: {name} is not a regular file, which a package may not hold.")
+        if name == SIGNATURE and (size := os.fstat(source).st_size) > MAX_SIGNATURE_BYTES:  # it grew meanwhile
+            raise _too_large(root, size)
         if not hasattr(os, "memfd_create"):
             return _pour(source, os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), told)
         target = os.memfd_create(name.replace("/", "_")[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -158,6 +164,13 @@ def _check_room(root: Path, total: int) -> None:
             free,
             total,
         )
+
+
+def _too_large(root: Path, size: int) -> PackageError:
+    """A signature is beside the list of checksums: nothing else says how large it may be."""
+    return PackageError(
+        "size", f"{root}: its signature is larger than {MAX_SIGNATURE_BYTES} bytes.", MAX_SIGNATURE_BYTES, size
+    )
 
 
 def _unreadable(root: Path, name: str, error: OSError) -> PackageError:

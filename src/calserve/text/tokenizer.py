@@ -5,6 +5,7 @@ token. Must not know chats, streams or requests. Made once when a package is loa
 called from any thread.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,13 +15,21 @@ from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as HfTokenizer
 
 from calserve.text.byte_level import byte_alphabet, token_to_bytes
+from calserve.text.growth import growth_of
 from calserve.text.specials import SpecialTexts, SpecialToken
 
+# Characters a text may become inside the library, which keeps some 40 bytes of each: 2 GB at the very most. Ordinary
+# text of 128 Ki tokens through a byte-level alphabet is some 2 Mi.
+GROWN_CHARS_MAX = 1 << 26
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class InvalidText(ValueError):
     """Text that has no UTF-8 form: a lone surrogate. The message is one sentence for the client."""
+
+
+class TokenizerFailed(InvalidText):
+    """The library gave up on a text. The message is one sentence for the client."""
 
 
 class Tokenizer:
@@ -39,6 +48,7 @@ class Tokenizer:
             eos_ids: ids that end a generation; they count as special.
         """
         declared = {*special_ids, *eos_ids}
+        self._growth = _growth(json_text)
         # Two objects because the flag that stops special tokens from being parsed is not per call.
         self._plain = _load(json_text, declared)
         self._plain.encode_special_tokens = True
@@ -79,15 +89,28 @@ class Tokenizer:
 
     def encode_many(self, texts: Sequence[str], *, add_special: bool = False) -> list[list[int]]:
         """`encode` for several texts, without holding the interpreter lock."""
+        self._check_size(texts)
         return _encode(self._plain, texts, add_special)
 
     def encode_trusted(self, text: str) -> list[int]:
         """Ids of text whose special tokens are meant, such as a rendered template; nothing is added."""
+        self._check_size([text])
         return _encode(self._parsing, [text], add_special=False)[0]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of a whole sequence; an id without a token gives nothing."""
-        return str(self._plain.decode(list(ids), skip_special_tokens=skip_special))
+        try:
+            return str(self._plain.decode(list(ids), skip_special_tokens=skip_special))
+        except _OURS:
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"The tokenizer cannot decode these ids: {_first_line(error)}.") from error
+
+    def _check_size(self, texts: Sequence[str]) -> None:
+        characters = sum(map(len, texts))
+        most = GROWN_CHARS_MAX // self._growth
+        if characters > most:
+            raise InvalidText(f"The text has {characters} characters; this model's tokenizer takes at most {most}.")
 
     def has_token(self, token: int) -> bool:
         return 0 <= token < 2**32 and self._plain.id_to_token(token) is not None
@@ -112,6 +135,19 @@ class Tokenizer:
             if number not in self.special_ids:
                 table[number] = token_to_bytes(token, alphabet)
         return table
+
+
+# A panic of the library is no Exception, and neither is what ends this process.
+_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
+
+
+def _growth(json_text: str) -> int:
+    """Characters that the library may make of one."""
+    try:
+        tree = json.loads(json_text)
+    except (ValueError, RecursionError):
+        return 1  # the library itself says what is wrong
+    return max(1, growth_of(tree).whole) if isinstance(tree, dict) else 1
 
 
 def _load(json_text: str, declared: set[int]) -> HfTokenizer:
@@ -139,4 +175,12 @@ def _encode(tokenizer: HfTokenizer, texts: Sequence[str], add_special: bool) -> 
     except TypeError as error:
         # The library's message names its own types; the cause is always text without a UTF-8 form.
         raise InvalidText("The text has a lone surrogate, which is no character.") from error
+    except _OURS:
+        raise
+    except BaseException as error:
+        raise TokenizerFailed(f"The model's tokenizer cannot take this text: {_first_line(error)}.") from error
     return [encoding.ids for encoding in encodings]
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

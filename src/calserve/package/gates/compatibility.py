@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Literal, Protocol
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from calserve.package.address import chips_of
 from calserve.package.gates.finding import Findings, Place
 from calserve.package.gates.work import Work
-from calserve.package.manifest import Compatibility, ModelEntry
+from calserve.package.manifest import MANIFEST, Compatibility, ModelEntry
 from calserve.package.tree import PackageTree, board_package
 from calserve.runtime.contract import CAPABILITIES, BoardFacts, BoardPackage, Evidence
 from calserve.runtime.targets import TARGETS, runtime_version
@@ -33,6 +33,10 @@ class BoardTrial(Protocol):
     def attempt(self, package: BoardPackage, chips: tuple[int, ...]) -> tuple[Literal["configure", "warm"], str] | None:
         """Configure `package` on `chips`, run goldens and warm-up, release it. None, or the stage and what went wrong
         as a clause without a full stop."""
+
+
+class NoSuchProfile(Exception):
+    """There is no board as the package names it. The message is a sentence without its full stop."""
 
 
 # For the package's models, and how many chips they need of a board.
@@ -93,7 +97,12 @@ def check_on_board(work: Work, open_trial: OpenTrial, findings: Findings) -> Non
     tree = work.checked_tree()
     models = tree.manifest.models
     packages = tuple(board_package(tree, model) for model in models)
-    with open_trial(packages, _chips_needed(tree)) as trial:
+    with ExitStack() as held:
+        try:
+            trial = held.enter_context(open_trial(packages, _chips_needed(tree)))
+        except NoSuchProfile as error:
+            findings.add("F13", f"{error}.", Place(file=MANIFEST))
+            return
         _check_facts(tree, trial.facts, findings)
         if findings.has_failed:
             return

@@ -90,6 +90,10 @@ def _check_limits(model: ModelEntry, graph: GraphEntry, findings: Findings) -> N
         )  # fmt: skip
     if graph.batch.rows > 1 and graph.inactive_lane_policy is None:
         findings.add("C07", f"{whose} runs {graph.batch.rows} lanes and declares no policy for unused ones.", at)
+    if graph.batch.fixed and graph.batch.rows > 1 and graph.inactive_lane_policy == "omit":
+        findings.add(
+            "C15", f"{whose} always runs {graph.batch.rows} rows, and its policy is to omit the unused ones.", at
+        )
     rising = (
         ("min_chunk_tokens", graph.min_chunk_tokens, "max_row_tokens", graph.max_row_tokens),
         ("max_row_tokens", graph.max_row_tokens, "max_tokens", graph.max_tokens),

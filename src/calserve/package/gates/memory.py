@@ -36,6 +36,7 @@ def check_memory(work: Work, findings: Findings) -> None:
         _check_weight_files(work, tree.manifest, model, findings)
         for graph in model.graphs:
             _check_graph_mask(model, graph, findings)
+            _check_reach(model, entry, graph, findings)
     if tree.memory.plan != "board" and not findings.has_failed:
         check_sections(tree, name, findings)
         for entry in tree.memory.models:
@@ -109,6 +110,19 @@ def _check_pool(model: ModelEntry, entry: ModelMemory, at: Place, findings: Find
         )  # fmt: skip
 
 
+def _check_reach(model: ModelEntry, entry: ModelMemory, graph: GraphEntry, findings: Findings) -> None:
+    """A unit holds a lane; a paged sequence may take every unit of the pool. (A pool below the context is D05.)"""
+    unit = model.kv.unit_tokens
+    held = unit if graph.kv_layout == "lanes" else unit * entry.kv_units
+    most = max(held, model.context)
+    if graph.max_tokens > most:
+        where = "a lane" if graph.kv_layout == "lanes" else "the pool"
+        findings.add(
+            "D28", f"Graph {graph.name} of {model.name} addresses {graph.max_tokens} tokens, and {where} holds {most}.",
+            Place(file=MANIFEST, model=model.name, graph=graph.name), most, graph.max_tokens,
+        )  # fmt: skip
+
+
 def _check_scratch(model: ModelEntry, entry: ModelMemory, findings: Findings) -> None:
     for graph in model.graphs:
         units = graph.scratch_units
@@ -168,6 +182,11 @@ def _check_sections_hold(entry: ModelMemory, sections: tuple[Section, ...], name
                 "D18", f"Model {entry.model}: its {kind} sections hold {held} bytes, and {needed} are needed.",
                 at, needed, held,
             )  # fmt: skip
+    if not entry.workspace_bytes and any(s.model == entry.model and s.kind == "workspace" for s in sections):
+        findings.add(
+            "D27", f"Model {entry.model} has a workspace section, and {name} says that it takes "
+            f"{entry.workspace_bytes or 'nothing known'}.", at, given=entry.workspace_bytes,
+        )  # fmt: skip
     for section in sections:
         if section.model == entry.model and section.writable != (section.kind in WRITABLE):
             is_to_be = "writable" if section.kind in WRITABLE else "not writable"

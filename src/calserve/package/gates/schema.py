@@ -15,7 +15,8 @@ from calserve.package.checksums import is_inside_name
 from calserve.package.decode import MAX_TEXT_BYTES, Undecodable, decode_json, decode_yaml
 from calserve.package.gates.finding import Findings, Place
 from calserve.package.gates.profiles import check_profiles
-from calserve.package.gates.work import FileChanged, FileTooLarge, Work
+from calserve.package.gates.work import FileChanged, FileTooLarge, Work, read_regular
+from calserve.package.gates.xml_head import HEAD_BYTES, head_complaint
 from calserve.package.manifest import (
     MANIFEST,
     MODEL_ROLES,
@@ -27,6 +28,7 @@ from calserve.package.manifest import (
     ModelEntry,
 )
 from calserve.package.tree import PackageTree, graph_roles
+from calserve.runtime.targets import TARGETS
 
 # Beside a package's own files these tell people what they may do with it.
 FREE_FILES = frozenset({"LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "README.md", "USE_POLICY.md"})
@@ -46,6 +48,9 @@ def check_schema(work: Work, findings: Findings) -> None:
         return
     for model in manifest.models:
         check_profiles(model, findings)
+        _check_settings(model, findings)
+        if TARGETS[manifest.target].is_compiled and TARGETS[manifest.target].is_planned_here:
+            _check_graph_heads(work, model, findings)
     _decode_parts(work, manifest, findings)
 
 
@@ -150,6 +155,31 @@ def _at(model: ModelEntry, graph: str) -> Place:
 
 def _twice(names: Iterable[str]) -> list[str]:
     return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def _check_settings(model: ModelEntry, findings: Findings) -> None:
+    """Settings are numbers and names; what reads them must not be led to a file of this machine."""
+    for key, value in model.settings.items():
+        if "/" in value or "\\" in value or value.startswith((".", "~")):
+            findings.add(
+                "B22", f"Model {model.name}: the setting {key} is {value[:80]!a}, which is a path.",
+                Place(file=MANIFEST, model=model.name), given=value[:80],
+            )  # fmt: skip
+
+
+def _check_graph_heads(work: Work, model: ModelEntry, findings: Findings) -> None:
+    """A library that reads several formats tries them all on a file that is not the one it should be."""
+    for role, name in model.files.items():
+        if not role.startswith("graph:"):
+            continue
+        at = Place(file=name, model=model.name, graph=role.removeprefix("graph:"))
+        try:
+            wrong = head_complaint(read_regular(work.checked_files().root / name, HEAD_BYTES))
+        except OSError as error:
+            findings.add("A02", f"{name} cannot be read: {error.strerror or error}.", at)
+            continue
+        if wrong:
+            findings.add("B23", f"{name} {wrong}.", at)
 
 
 def _decode_parts(work: Work, manifest: Manifest, findings: Findings) -> None:

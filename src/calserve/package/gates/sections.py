@@ -12,6 +12,7 @@ from calserve.package.address import chips_of
 from calserve.package.gates.finding import Findings, Place
 from calserve.package.manifest import ChipReserve, ModelEntry, Section
 from calserve.package.tree import PackageTree
+from calserve.runtime.targets import TARGETS
 
 # Seed 004, section 8.2: max(1 GiB, 15 % of the chip's memory); the share needs a board, the floor does not.
 GUARD_BYTES_MIN = 1 << 30
@@ -36,8 +37,11 @@ def check_sections(tree: PackageTree, name: str, findings: Findings) -> None:
             by_chip[chip].append(section)
     for chip, sections in sorted(by_chip.items()):
         _check_overlap(chip, sections, at, findings)
+        _check_single_kv(chip, sections, at, findings)
     _check_reserves(memory.chips, by_chip, at, findings)
-    if memory.plan == "vendor":
+    # Where nothing is compiled, as on the simulated target, a plan stands for a board's memory as a vendor's does; the
+    # graphs this packer compiles run in the host's, which needs no guard.
+    if memory.plan == "vendor" or not TARGETS[tree.manifest.target].is_compiled:
         _check_guards(memory.chips, at, findings)
 
 
@@ -86,6 +90,16 @@ def _check_overlap(chip: int, sections: list[Section], at: Place, findings: Find
             )  # fmt: skip
         if piece[1] > furthest[1]:
             furthest = piece
+
+
+def _check_single_kv(chip: int, sections: list[Section], at: Place, findings: Findings) -> None:
+    """Units are counted from the beginning of the one pool."""
+    for model, times in Counter(section.model for section in sections if section.kind == "kv").items():
+        if times > 1:
+            findings.add(
+                "D26", f"Model {model} has {times} KV sections on chip {chip}.", Place(file=at.file, model=model), 1,
+                times,
+            )  # fmt: skip
 
 
 def _merged(sections: list[Section]) -> list[tuple[int, int, str]]:

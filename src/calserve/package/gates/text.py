@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
+from calserve.package.gates.backtracking import backtracking_complaint
 from calserve.package.gates.finding import Findings, Place
-from calserve.package.gates.patterns import pattern_complaint
+from calserve.package.gates.patterns import pattern_complaint, size_complaint
 from calserve.package.gates.schema import read_part
 from calserve.package.gates.work import Work
 from calserve.package.manifest import GoldenEntry, Goldens, ModelEntry
@@ -22,7 +25,9 @@ TOKENIZER_BYTES_MAX = 64 << 20  # the largest vocabularies published, 262,144 to
 TEMPLATE_BYTES_MAX = 1 << 20  # the template's own limit is in characters
 ADDED_TOKENS_MAX = 65_536
 ADDED_CHARS_MAX = 1 << 20
-_MARGINS_SHOWN = 80
+# In logits. What this packer writes is 0.05 and 0.5: room for another processor's rounding, and none for another model.
+TOLERANCE_MAX: Final[Mapping[str, float]] = MappingProxyType({"exact": 0.25, "fast": 2.0})
+_PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model")
 
 
 def check_text(work: Work, findings: Findings) -> None:
@@ -57,9 +62,9 @@ def _hashed(work: Work, model: ModelEntry, role: str, findings: Findings) -> byt
 def _check_tokenizer(model: ModelEntry, data: bytes, findings: Findings) -> None:
     name = model.files["tokenizer"]
     at = Place(file=name, model=model.name)
-    wrong = _bounds_complaint(data)
+    rule, wrong = _cost_complaint(data)
     if wrong:
-        findings.add("E03", f"{name}: {wrong}.", at)
+        findings.add(rule, f"{name}: {wrong}.", at)
         return
     try:
         ids = _token_ids(data.decode("utf-8"))
@@ -87,14 +92,29 @@ def _token_ids(text: str) -> set[int]:
     return set(Tokenizer.from_str(text).get_vocab(with_added_tokens=True).values())
 
 
-def _bounds_complaint(data: bytes) -> str:
-    """What in the file would make its library work or hold without bound; empty when nothing does."""
+def _cost_complaint(data: bytes) -> tuple[str, str]:
+    """The rule, and what in the file would make its library work or hold without bound; empty when nothing does."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
-        return ""  # not JSON at all: its own parser says so, and cheaply
+        return "", ""  # not JSON at all: its own parser says so, and cheaply
     if not isinstance(tree, dict):
-        return ""
+        return "", ""
+    if wrong := _bounds_complaint(tree):
+        return "E03", wrong
+    if wrong := _pattern_complaint(tree, backtracking_complaint):
+        return "E12", wrong
+    return "E13", _growth_complaint(tree)
+
+
+def _growth_complaint(tree: dict[str, Any]) -> str:
+    from calserve.text.growth import growth_complaint
+
+    wrong = growth_complaint(tree)
+    return f"it {wrong}" if wrong else ""
+
+
+def _bounds_complaint(tree: dict[str, Any]) -> str:
     added = tree.get("added_tokens")
     if isinstance(added, list):
         if len(added) > ADDED_TOKENS_MAX:
@@ -102,8 +122,12 @@ def _bounds_complaint(data: bytes) -> str:
         chars = sum(len(str(token.get("content", ""))) for token in added if isinstance(token, dict))
         if chars > ADDED_CHARS_MAX:
             return f"its added tokens have {chars} characters, more than {ADDED_CHARS_MAX}"
-    for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model"):
-        wrong = pattern_complaint(tree.get(part), skip=("vocab", "merges"))
+    return _pattern_complaint(tree, size_complaint)
+
+
+def _pattern_complaint(tree: dict[str, Any], judge: Callable[[str], str]) -> str:
+    for part in _PIPELINE:
+        wrong = pattern_complaint(tree.get(part), judge, skip=("vocab", "merges"))
         if wrong:
             return f"a pattern in its {part} {wrong}"
     return ""
@@ -137,6 +161,18 @@ def _check_goldens(model: ModelEntry, goldens: Goldens, findings: Findings) -> N
         findings.add(
             "E08", f"{name} was computed with numerics {goldens.numerics}, and model {model.name} has "
             f"{model.numerics}.", at, model.numerics, goldens.numerics,
+        )  # fmt: skip
+    most = TOLERANCE_MAX[goldens.numerics]
+    if goldens.tolerance > most:
+        findings.add(
+            "E14", f"{name}: a tolerance of {goldens.tolerance} logits is more than {most}, which proves nothing.", at,
+            most, goldens.tolerance,
+        )  # fmt: skip
+    elif not any(margin > goldens.tolerance for golden in goldens.goldens for margin in golden.margins):
+        findings.add(
+            "E15" if goldens.numerics == "exact" else "E16",
+            f"{name}: no step leads by more than the tolerance of {goldens.tolerance} logits, so that any token would "
+            "pass.", at, goldens.tolerance,
         )  # fmt: skip
     for number, golden in enumerate(goldens.goldens):
         _check_golden(model, golden, f"{name}, golden {number}", at, findings)

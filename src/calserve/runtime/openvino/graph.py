@@ -8,6 +8,7 @@ refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,12 @@ from calserve.runtime.contract import (
 from calserve.runtime.openvino.kv import KvTensor
 
 GRAPH_NAME = "step"
+# A document type, and entities in it, would stand before the root, which begins at once.
+_HEAD_BYTES = 1024
+_IR_HEAD = re.compile(
+    rb"(?:\xef\xbb\xbf)?(?:<\?xml[ \t\r\n][^<>?]{0,200}\?>)?[ \t\r\n]{0,200}"
+    rb"<net[ \t\r\n][^<>]{0,500}version=[\"']1[01][\"'][^<>]{0,200}>"
+)
 
 REQUIRED_SETTINGS = ("INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE", "KV_CACHE_PRECISION")
 # What makes a row's bits independent of its mates and of how its prompt was cut; measured, see the board suite.
@@ -96,10 +103,19 @@ def compile_step(core: Any, device: str, package: BoardPackage, placement: Mappi
     """
     # The plug-in brings the reader of the paged attention operation with it, so it is loaded first.
     core.get_property(device, "FULL_DEVICE_NAME")
-    model = core.read_model(str(graph_file(package)))
+    model = core.read_model(str(intermediate_file(graph_file(package))))
     _restore_attention_heads(model, package)
     compiled = core.compile_model(model, device, {**placement, **package.settings})
     return _describe(compiled, package)
+
+
+def intermediate_file(path: Path) -> Path:
+    """The library tries its readers of other formats, one after another, on a file that is not in its own."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not _IR_HEAD.match(head):
+        raise GraphRefused(f"{path.name} is no intermediate representation of version 10 or 11")
+    return path
 
 
 def _restore_attention_heads(model: Any, package: BoardPackage) -> None:
