@@ -85,8 +85,7 @@ def _write_graph(source: Source, root: Path, options: PackOptions, progress: Pro
             packed = loop.step(ids, 0, range(len(ids)))
             figures = agreement(packed, _reference(made, ids))
     progress.line(f"Agreement with the source, {options.weights} {options.numerics}:\n{figures.table()}")
-    is_wide = options.weights == "given" and not is_small
-    check_agreement(figures, "fp16" if is_wide else options.weights, options.numerics)
+    check_agreement(figures, options.weights, options.numerics, is_wide=not is_small)
     if options.numerics == "exact":
         check_cuts(loop, ids, packed)
     goldens = _goldens(source, loop, options, progress)

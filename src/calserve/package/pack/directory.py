@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from calserve.package.checksums import file_sha256
 from calserve.package.decode import Undecodable, decode_json
 from calserve.package.fault import PackageError
-from calserve.package.pack.model_config import ModelConfig, check_config
+from calserve.package.pack.model_config import Family, ModelConfig, check_config, check_family
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG, TEMPLATE, OLD_TEMPLATE = "tokenizer_config.json", "chat_template.jinja", "chat_template.json"
@@ -74,6 +74,8 @@ def open_directory(root: Path) -> ModelDirectory:
     for name in (CONFIG, TOKENIZER):
         if name not in files:
             raise PackageError("source_incomplete", f"{root} has no {name}, which packing needs.")
+    # Another family has other keys, so it is told before one is missed.
+    check_family(read_json(root / CONFIG, Family).model_type, root)
     config = read_json(root / CONFIG, ModelConfig)
     check_config(config, root)
     tokenizer = _read_tokenizer(root / TOKENIZER)

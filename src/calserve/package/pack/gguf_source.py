@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from calserve.package.fault import PackageError
+from calserve.package.pack.gguf_head import check_head
 from calserve.progress import Progress
 
 # The families the converter turns into a graph; others fail inside it or, worse, come out wrong.
@@ -68,7 +69,7 @@ class GgufSource:
 
 def open_gguf(path: Path) -> GgufSource:
     """Map and check a GGUF. Raises PackageError: not a GGUF, truncated, or a family that cannot be packed."""
-    _check_magic(path)
+    check_head(path)
     from gguf import GGUFReader
 
     try:
@@ -77,21 +78,11 @@ def open_gguf(path: Path) -> GgufSource:
         for tensor in reader.tensors:
             if tensor.data.nbytes != tensor.n_bytes:
                 raise ValueError(f"tensor {tensor.name} is short")
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, TypeError, MemoryError) as error:
         raise PackageError("gguf_truncated", f"{path} is a damaged or truncated GGUF ({error}).") from None
     source = GgufSource(path, reader, metadata)
     _check_family(source)
     return source
-
-
-def _check_magic(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise PackageError("source_unreadable", f"{path} cannot be read: {error.strerror}.") from None
-    if magic != b"GGUF":
-        raise PackageError("not_gguf", f"{path} is not a GGUF file.")
 
 
 def _check_family(source: GgufSource) -> None:

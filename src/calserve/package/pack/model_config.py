@@ -36,6 +36,12 @@ Token = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 Word = Annotated[str, msgspec.Meta(max_length=256)]
 
 
+class Family(msgspec.Struct, frozen=True):
+    """The one key that says which others there are."""
+
+    model_type: Word
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     """The figures of a decoder; keys as transformers writes them, others are allowed.
 
@@ -89,12 +95,17 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return str(table.get("rope_type", table.get("type", "default")))
 
 
-def check_config(config: ModelConfig, path: Path) -> None:
-    """Raise PackageError: "not supported: ..." for a model that cannot be packed, and why."""
-    family = config.model_type
+def check_family(family: str, path: Path) -> None:
+    """Raise PackageError: "not supported: ..." for a family that is not packed."""
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise unsupported(f"{path} is of the {family} family; packing supports {known}", known, family)
+
+
+def check_config(config: ModelConfig, path: Path) -> None:
+    """Raise PackageError: "not supported: ..." for a model that cannot be packed, and why."""
+    family = config.model_type
+    check_family(family, path)
     if config.auto_map is not None:
         raise unsupported(f"{path} brings code of its own (auto_map), which is never run")
     if config.quantization_config is not None:

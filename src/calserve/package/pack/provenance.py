@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -28,6 +28,8 @@ Words = Annotated[str, msgspec.Meta(max_length=4096)]
 Few = msgspec.Meta(max_length=4096)
 # In place of the directory that was made, which says nothing of what is in it.
 ANY_TARGET = "DIR"
+
+T = TypeVar("T")
 
 
 class SourceRecord(Record, frozen=True):
@@ -92,6 +94,24 @@ def write_provenance(source: Source, root: Path, alias: str, options: PackOption
     write_json(root / PACKAGE_FILES["provenance"], record)
 
 
+def other_tools(recorded: dict[str, str], is_allowed: bool) -> tuple[str, ...]:
+    """`name recorded, here other` of each version that differs; PackageError for any unless they are allowed."""
+    here = tool_versions(tuple(recorded))
+    tools = tuple(f"{name[:80]} {was[:40]}, here {here[name]}" for name, was in recorded.items() if here[name] != was)
+    if tools and not is_allowed:
+        raise PackageError(
+            "replay_tools",
+            f"The package was made with other tools ({'; '.join(tools)}); install those, or add --other-tools to see "
+            "which files come out differently.",
+        )
+    return tools
+
+
+def differing_outputs(recorded: dict[str, str], rebuilt: dict[str, str]) -> tuple[str, ...]:
+    """Names of the files that are not the recorded ones."""
+    return tuple(name for name in sorted(recorded.keys() | rebuilt.keys()) if recorded.get(name) != rebuilt.get(name))
+
+
 def tool_versions(names: tuple[str, ...]) -> dict[str, str]:
     """Version of each installed distribution, our own first; "none" for one that is not there."""
     found = {"calserve": __version__}
@@ -120,6 +140,51 @@ def command_of(source: str, options: OptionsRecord) -> tuple[str, ...]:
 
 def read_provenance(path: Path) -> Provenance:
     """The record at `path`, or of the package at `path`. Raises PackageError."""
+    return read_record(path, Provenance)
+
+
+def is_sim_record(path: Path) -> bool:
+    """Whether it is of a package made for the simulated board. Raises PackageError where it is no JSON."""
+    options = _decoded(*_read(path), _Outline).options
+    return isinstance(options, dict) and options.get("target") == "sim"
+
+
+def read_record(path: Path, kind: type[T]) -> T:
+    """The record at `path`, or of the package at `path`, as a `kind`.
+
+    Raises PackageError: none, one of a combined package, or one that an older version wrote.
+    """
+    file, data = _read(path)
+    outline = _decoded(file, data, _Outline)
+    if outline.combined is not None:
+        raise PackageError(
+            "replay_combined",
+            f"{file} is the record of a combined package: replay the record of each of its two parents, and combine "
+            "what comes out with `calserve combine`.",
+        )
+    is_sim = isinstance(outline.options, dict) and outline.options.get("target") == "sim"
+    is_older = isinstance(outline.source, dict) and "kind" not in outline.source
+    if is_sim:
+        is_older = outline.outputs is None
+    if is_older:
+        raise PackageError(
+            "provenance",
+            f"{file} was written by an older version of calserve, whose records cannot be replayed; pack the model "
+            "anew instead.",
+        )
+    return _decoded(file, data, kind)
+
+
+class _Outline(msgspec.Struct, frozen=True):
+    """What tells one form of record from another."""
+
+    source: Any = None
+    options: Any = None
+    outputs: Any = None
+    combined: Any = None
+
+
+def _read(path: Path) -> tuple[Path, bytes]:
     file = path / PACKAGE_FILES["provenance"] if path.is_dir() else path
     try:
         with file.open("rb") as stream:
@@ -128,7 +193,11 @@ def read_provenance(path: Path) -> Provenance:
         raise PackageError("provenance", f"{file} cannot be read: {error.strerror}.") from None
     if len(data) > MAX_TEXT_BYTES:
         raise PackageError("provenance", f"{file} is larger than {MAX_TEXT_BYTES} bytes.", MAX_TEXT_BYTES)
+    return file, data
+
+
+def _decoded(file: Path, data: bytes, kind: type[T]) -> T:
     try:
-        return decode_json(data, Provenance)
+        return decode_json(data, kind)
     except Undecodable as error:
         raise PackageError("provenance", f"{file} is no record of a pack: {error}.") from None

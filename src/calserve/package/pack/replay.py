@@ -6,17 +6,28 @@ that another machine wrote is material, not an order: it chooses among the optio
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calserve.package.fault import PackageError
 from calserve.package.hub import HUB_PREFIX
 from calserve.package.pack.build import PackReport, pack_source
 from calserve.package.pack.open_source import open_source
 from calserve.package.pack.options import PackOptions
-from calserve.package.pack.provenance import Provenance, read_provenance, tool_versions
+from calserve.package.pack.provenance import (
+    Provenance,
+    differing_outputs,
+    is_sim_record,
+    other_tools,
+    read_provenance,
+)
 from calserve.package.pack.source import Source
 from calserve.progress import Progress
+
+if TYPE_CHECKING:
+    from calserve.package.pack.sim_target import SimPackReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,7 @@ class ReplayReport:
     """pack: of the new package. differing: files whose content is not the recorded one. tools: `name recorded here`
     of each version that differs; empty unless other tools were allowed."""
 
-    pack: PackReport
+    pack: PackReport | SimPackReport
     differing: tuple[str, ...]
     tools: tuple[str, ...]
 
@@ -34,18 +45,17 @@ def replay(
 ) -> ReplayReport:
     """Build the package of `record` again into `target`.
 
-    named: where the source is; empty for the recorded name, in the working directory or on a hub. options: of these
+    named: where the source is (for a simulated board's package: the geometry); empty for the recorded name, in the
+    working directory, on a hub or of what ships. options: of these
     only force and cache are taken. is_other_tools: go on although tools have other versions than recorded.
     Raises PackageError: no record, another source, other tools, and whatever packing raises.
     """
+    if is_sim_record(record):
+        from calserve.package.pack.replay_sim import replay_sim
+
+        return ReplayReport(*replay_sim(record, named, target, options.force, is_other_tools, progress))
     recorded = read_provenance(record)
-    tools = _other_tools(recorded)
-    if tools and not is_other_tools:
-        raise PackageError(
-            "replay_tools",
-            f"The package was made with other tools ({'; '.join(tools)}); install those, or add --other-tools to see "
-            "which files come out differently.",
-        )
+    tools = other_tools(recorded.tools, is_other_tools)
     wanted = recorded.options
     settled = replace(
         options,
@@ -59,17 +69,7 @@ def replay(
     source = open_source(_find(recorded.source.name, named), settled, progress)
     _check_same(source, recorded, progress)
     report = pack_source(replace(source, name=recorded.source.name), target, settled, progress)
-    rebuilt = read_provenance(target)
-    names = sorted(recorded.outputs.keys() | rebuilt.outputs.keys())
-    differing = [name for name in names if recorded.outputs.get(name) != rebuilt.outputs.get(name)]
-    return ReplayReport(report, tuple(differing), tools)
-
-
-def _other_tools(recorded: Provenance) -> tuple[str, ...]:
-    here = tool_versions(tuple(recorded.tools))
-    return tuple(
-        f"{name[:80]} {was[:40]}, here {here[name]}" for name, was in recorded.tools.items() if here.get(name) != was
-    )
+    return ReplayReport(report, differing_outputs(recorded.outputs, read_provenance(target).outputs), tools)
 
 
 def _find(name: str, named: str) -> Path | str:
@@ -79,7 +79,7 @@ def _find(name: str, named: str) -> Path | str:
     if name.startswith(HUB_PREFIX):
         return name
     here = Path(Path(name).name)
-    if not here.exists():
+    if not os.path.exists(here):  # false for a name that no file can have, where Path raises
         raise PackageError("replay_source", f"{name[:200]} is not in this directory; name it after --replay FILE.")
     return here
 

@@ -19,7 +19,7 @@ import msgspec
 from calserve import __version__
 from calserve.package.address import ALIGNMENT, SectionKind, SectionNeed, lay_out, model_memory, tensor
 from calserve.package.budget import Shape, Use, WeightFormat, budget, settled
-from calserve.package.checksums import file_sha256
+from calserve.package.checksums import file_sha256, list_files
 from calserve.package.fault import PackageError
 from calserve.package.geometry import Geometry
 from calserve.package.manifest import (
@@ -48,7 +48,7 @@ from calserve.runtime.sim import oracle
 from calserve.runtime.sim.figures import SimProfile
 from calserve.runtime.sim.model import LOGIT_STEP
 from calserve.runtime.sim.package import KEY_SETTING, PROFILE_SETTING, decode_graph, prefill_graph
-from calserve.runtime.sim.profile import load_profile
+from calserve.runtime.sim.profile import PROFILES, load_profile
 from calserve.runtime.sim.serving import CHAT_TEMPLATE, EOS_TOKEN_IDS, VOCAB, tokenizer_json
 from calserve.runtime.targets import Target
 
@@ -129,12 +129,21 @@ def pack_sim(geometry: Geometry, target: Path, options: SimOptions, progress: Pr
         write_json(root / PACKAGE_FILES["memory"], memory)
         needs = ("batch_lanes",) if job.shape.lanes > 1 else ()
         write_json(root / PACKAGE_FILES["compatibility"], Compatibility(TARGET, RUNTIME, (job.profile.name,), needs))
-        write_json(root / PACKAGE_FILES["provenance"], _provenance(job, options))
         write_manifest(root, Manifest(SCHEMA, TARGET, (_model_entry(job, memory, root),), dict(PACKAGE_FILES)))
+        write_json(root / PACKAGE_FILES["provenance"], _provenance(job, options, root))
     package = open_package(target)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     reserved = tuple(chip.bytes for chip in memory.chips)
     return SimPackReport(target, package.hash, size, perf_counter() - begun, reserved)
+
+
+def is_shipped_profile(name: str) -> bool:
+    return name in PROFILES
+
+
+def board_profile_sha256(name_or_path: str) -> str:
+    """Of the figures of a board profile. Raises ProfileError."""
+    return load_profile(name_or_path).sha256()
 
 
 def _settle(geometry: Geometry, options: SimOptions) -> _Job:
@@ -306,8 +315,8 @@ def _model_entry(job: _Job, memory: MemoryMap, root: Path) -> ModelEntry:
     )
 
 
-def _provenance(job: _Job, options: SimOptions) -> dict[str, Any]:
-    """How the package came to be, without anything of the machine or the hour: same inputs, same text."""
+def _provenance(job: _Job, options: SimOptions, root: Path) -> dict[str, Any]:
+    """How the package came to be, and every other file; nothing of the machine or the hour: same inputs, same text."""
     geometry, profile = job.geometry, job.profile
     batches = ",".join(map(str, profile.profiles))
     return {
@@ -326,6 +335,7 @@ def _provenance(job: _Job, options: SimOptions) -> dict[str, Any]:
         },
         "options": {
             "target": TARGET,
+            "weights": options.weights,
             "board_profile": profile.name,
             "chips": job.shape.chips,
             "profiles": profile.profiles,
@@ -333,4 +343,5 @@ def _provenance(job: _Job, options: SimOptions) -> dict[str, Any]:
             "alias": job.name,
         },
         "tools": {"calserve": __version__},
+        "outputs": {name: file_sha256(root / name) for name in list_files(root)},
     }
