@@ -271,6 +271,19 @@ def test_whole_answer_that_starts_over_and_is_right_is_clean() -> None:
     assert history.found == [], history.say()
 
 
+def test_outputs_of_the_first_try_may_still_come_when_the_second_is_on_the_board() -> None:
+    history = History()
+    right = greedy(history.submit(ask(is_whole=True)), 3)
+    history.at(20).run(history.row("r1", 0))
+    history.generation = 2
+    history.fact(FactKind.CONFIGURED)
+    history.put(history.row("r1", 0))  # begun anew, and the first token is still on its way
+    history.tell("r1", right[0])
+    assert history.found == [], history.say()
+    history.tell("r1", right[1])  # the first try gave one
+    assert history.found == ["I10"]
+
+
 def test_whole_answer_that_starts_over_without_a_word_is_found() -> None:
     history, right = started_over()
     history.tell("r1", right[0])

@@ -25,8 +25,9 @@ class Answer:
     was reported, its consequences are not.
 
     On the board: generation, session and lane of its last job (generation 0: never there), committed tokens,
-    computed: outputs whose job the host was told came back sound. job: ticket in flight, 0 for none. run: how often
-    it began. holds: jobs on the board that name it.
+    computed: outputs whose job the host was told came back sound; computed_before: that of the run before, whose last
+    outputs may still be on their way. job: ticket in flight, 0 for none. run: how often it began. holds: jobs on the
+    board that name it.
     """
 
     request: ClientRequest
@@ -50,6 +51,7 @@ class Answer:
     lane: int = -1
     committed: int = 0
     computed: int = 0
+    computed_before: int = 0
     job: int = 0
     run: int = 0
     was_lost: bool = False  # its last job retired badly
@@ -64,6 +66,11 @@ class Answer:
     def is_seen(self) -> bool:
         """Whether the client has something that it would get twice if the answer started over."""
         return self.received > 0 and not self.request.is_whole
+
+    @property
+    def sound_outputs(self) -> int:
+        """How many the client may have: of this run, or of the one before until it is told that it starts over."""
+        return max(self.computed, self.computed_before if self.starts_over < self.run - 1 else 0)
 
     def start_over(self) -> None:
         """What was sent of it counts no more. What it must be stays as it is: the same request has the same answer."""

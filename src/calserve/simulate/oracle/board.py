@@ -185,6 +185,7 @@ class Board:
 
     def _begin(self, job: BoardJob, row: BoardRow, answer: Answer, at_ns: int) -> None:
         answer.session, answer.generation, answer.lane = job.session, job.generation, row.lane
+        answer.computed_before = answer.computed
         answer.committed = answer.computed = answer.job = 0
         answer.was_lost = False
         answer.run += 1

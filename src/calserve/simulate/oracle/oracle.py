@@ -143,8 +143,8 @@ class Oracle:
             right = self._answers.expected(answer, index)
             return f"received token {token} as output {index}, where {right} is right"
         self._answers.take(answer, token)
-        if answer.received > answer.computed:
-            return f"received output {index}, and the host was told of {answer.computed} sound jobs that gave one"
+        if answer.received > answer.sound_outputs:
+            return f"received output {index}, and the host was told of {answer.sound_outputs} sound jobs that gave one"
         return ""
 
     def ended(self, name: str, reason: str, detail: str, completion_tokens: int, at_ns: int) -> None:
