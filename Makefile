@@ -45,7 +45,7 @@ $(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
 
 $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
 	@echo "installing calserve and its test tools into $(VENV) (some 1.8 GB with torch, minutes, once)"
-	$(PIP) install -q -e '.[pack,test,lint]'
+	$(PIP) install -q -e '.[pack,sign,test,lint]'
 	@touch $@ $(VENV)/.serve-stamp
 
 $(MODELS)/$(MODEL)/checksums.sha256: | $(VENV)/.serve-stamp
