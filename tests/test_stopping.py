@@ -8,7 +8,14 @@ import signal
 import pytest
 
 from calserve import stopping
+from calserve.signal_stack import drop_signal_stack
 from calserve.stopping import PARENT_VARIABLE, Stopped, child_environment, holding_back, stop_of, stopping_on
+
+
+@pytest.fixture(autouse=True)
+def _own_stack() -> None:
+    """Libraries that other tests of this process loaded may have left this thread a signal stack that is gone."""
+    drop_signal_stack()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 from calserve.bench.workload import Run, Work
 from calserve.package.pack.paged import Geometry, read_paged
 from calserve.runtime.contract import BoardPackage
+from calserve.signal_stack import keeping_signal_stack
 
 
 class BareLoop:
@@ -26,7 +27,9 @@ class BareLoop:
         self._block = int(package.kv["unit_tokens"])
         self._per_lane = -(-package.context // self._block)
         blocks = package.max_lanes * self._per_lane
-        core = ov.Core()
+        with keeping_signal_stack():
+            core = ov.Core()
+            core.get_property("CPU", "FULL_DEVICE_NAME")
         geometry = Geometry(*(int(package.kv[key]) for key in ("n_layers", "n_kv_heads", "head_dim")))
         model = read_paged(core, package.files["graph:step"], geometry)
         compiled = core.compile_model(model, "CPU", dict(package.settings))

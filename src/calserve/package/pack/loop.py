@@ -15,6 +15,7 @@ import numpy as np
 from calserve.package.fault import PackageError
 from calserve.package.pack.options import UNIT_TOKENS
 from calserve.package.pack.paged import CACHE_PREFIXES, Geometry, read_paged
+from calserve.signal_stack import keeping_signal_stack
 
 CUT_TOKENS, CUTS = 96, (2, 17)
 
@@ -27,7 +28,9 @@ class PagedLoop:
     def __init__(self, graph: Path, geometry: Geometry, settings: dict[str, str], context: int) -> None:
         import openvino as ov
 
-        core = ov.Core()
+        with keeping_signal_stack():
+            core = ov.Core()
+            core.get_property("CPU", "FULL_DEVICE_NAME")
         compiled = core.compile_model(read_paged(core, graph, geometry), "CPU", settings)
         self._request = compiled.create_infer_request()
         self._blocks = -(-context // UNIT_TOKENS)
@@ -79,7 +82,9 @@ class StatefulLoop:
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
             "KV_CACHE_PRECISION": "f32",
         }
-        core = ov.Core()
+        with keeping_signal_stack():
+            core = ov.Core()
+            core.get_property("CPU", "FULL_DEVICE_NAME")
         self._request = core.compile_model(core.read_model(graph), "CPU", settings).create_infer_request()
 
     def logits(self, ids: Sequence[int]) -> Logits:
