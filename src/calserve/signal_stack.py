@@ -1,9 +1,9 @@
 """The stack that a thread handles signals on, kept as it was while a library is loaded.
 
-A word every ring may use. Must not know which library. A plug-in for processors with AMX gives the thread that loads
-it a stack for signals in memory of its own, and takes it back on whatever thread ends it: loaded on one thread and ended
-on another, the first one's signals are then handled on memory that is gone, and the process dies of the next SIGTERM
-(seen: SIGSEGV in the delivery of a signal). So the thread gets back the signal stack that it had.
+A word every ring may use. Must not know which library. A plug-in for processors with AMX gives the thread that
+loads it a stack for signals in memory of its own, and takes it back on whatever thread ends it: loaded on one thread
+and ended on another, the first one's signals are then handled on memory that is gone, and the process dies of the next
+SIGTERM (seen: SIGSEGV in the delivery of a signal). So the thread gets back the signal stack that it had.
 """
 
 from __future__ import annotations
