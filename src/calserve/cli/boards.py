@@ -125,35 +125,19 @@ def open_board(name: str, chips: int = 1, *, is_shared: bool = False) -> Board:
 
 
 def _simulated(flags: BoardFlags, root: Path) -> Chosen:
-    from calserve.runtime.sim import SimBoard, WallClock
-    from calserve.runtime.sim.faults import load_fault_plan
+    """A simulated board with a model that is made up for it."""
     from calserve.runtime.sim.profile import load_profile
     from calserve.runtime.sim.serving import served_sim_package
 
     profile = load_profile(flags.profile or DEFAULT_SIM_PROFILE)
-    plan = load_fault_plan(flags.fault_plan) if flags.fault_plan is not None else None
     package = served_sim_package(profile, flags.model or DEFAULT_SIM_MODEL, root)
     sessions = sim_sessions(profile.name, profile.chips, profile.session_chips, flags.chips)
-    if len(sessions) > profile.calbins_per_board:
-        raise Refusal(
-            f"--chips {flags.chips} needs {len(sessions)} packages at once on the board; "
-            f"board profile {profile.name} holds {profile.calbins_per_board}."
-        )
-    return Chosen(
-        package,
-        sessions,
-        lambda: SimBoard(profile, clock=WallClock(), faults=plan, lock_name=SIM_LOCK),
-        f"board sim (simulated, profile {profile.name})",
-    )
+    return _on_simulated_board(flags, profile, package, sessions)
 
 
 def _simulated_package(flags: BoardFlags, package: BoardPackage) -> Chosen:
     """A package on disk that was compiled for a simulated board."""
-    from calserve.runtime.sim import SimBoard, WallClock
-    from calserve.runtime.sim.faults import load_fault_plan
-
     profile = package_profile(package, flags.profile)
-    plan = load_fault_plan(flags.fault_plan) if flags.fault_plan is not None else None
     spans = package.chip_mask.bit_count()
     if spans not in profile.session_chips:
         raise Refusal(
@@ -163,6 +147,16 @@ def _simulated_package(flags: BoardFlags, package: BoardPackage) -> Chosen:
     sessions = sim_sessions(profile.name, profile.chips, (spans,), flags.chips)
     if package.pinned:
         sessions = {next(iter(sessions)): chips_of(package.chip_mask)}
+    return _on_simulated_board(flags, profile, package, sessions)
+
+
+def _on_simulated_board(
+    flags: BoardFlags, profile: SimProfile, package: BoardPackage, sessions: dict[str, tuple[int, ...]]
+) -> Chosen:
+    from calserve.runtime.sim import SimBoard, WallClock
+    from calserve.runtime.sim.faults import load_fault_plan
+
+    plan = load_fault_plan(flags.fault_plan) if flags.fault_plan is not None else None
     if len(sessions) > profile.calbins_per_board:
         raise Refusal(
             f"--chips {flags.chips} needs {len(sessions)} packages at once on the board; "

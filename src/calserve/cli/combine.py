@@ -11,6 +11,7 @@ import typer
 from calserve.cli.app import app
 from calserve.cli.outputs import check_directory
 from calserve.cli.refusals import told_in_one_sentence
+from calserve.stopping import stopping_on
 
 
 @app.command()
@@ -24,7 +25,7 @@ def combine(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Combine two packages of one chip each: A on chip 0, B on chip 1, under one manifest and one address plan."""
-    with told_in_one_sentence():
+    with told_in_one_sentence(), stopping_on():
         from dataclasses import asdict
 
         from calserve.package.combine import CombineOptions
