@@ -54,9 +54,7 @@ class Aftermath(Enum):
     DRAIN_AND_REBUILD = "drain_and_rebuild"  # admitted requests may end first, within the bound
     REBUILD = "rebuild"  # nothing more is submitted; released, configured and warmed again, without a reset
     RESET = "reset"  # nothing more is submitted; what the device holds counts as polluted
-    REFUSE = (
-        "refuse"  # this package is refused; the last good one comes back where there is another, see also `comeback`
-    )
+    REFUSE = "refuse"  # this package is refused; the last good one comes back where there is another
     STOP = "stop"  # failed; no automatic retry
 
 
